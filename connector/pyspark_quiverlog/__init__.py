@@ -1,8 +1,8 @@
 """quiverlog's data source for PySpark: `spark.readStream.format("quiverlog")`.
 
 Spark finds this package by its name (`pyspark_*`) and loads `DefaultSource` in every session,
-whether or not quiverlog is used. So this module is cheap, starts nothing, and imports even where
-PySpark is missing or too old; the rest is imported when it is used.
+whether or not quiverlog is used. So this module starts nothing, and imports even where PySpark is
+missing or too old; of this package it imports only `_compat`, the rest when it is used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class DefaultSource(_compat.DataSource):  # type: ignore[misc]
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for `.format(...)`."""
         return "quiverlog"
 
     def schema(self) -> StructType:
@@ -47,25 +46,21 @@ class DefaultSource(_compat.DataSource):  # type: ignore[misc]
         return read_schema(self.options)
 
     def reader(self, schema: StructType) -> Any:
-        """Return the reader for `spark.read`."""
         from .batch_reader import LogBatchReader
 
         return LogBatchReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> Any:
-        """Return the reader for `spark.readStream`."""
         from .stream_reader import LogStreamReader
 
         return LogStreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        """Return the writer for `df.write`."""
         from .writer import LogBatchWriter
 
         return LogBatchWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
-        """Return the writer for `df.writeStream`."""
         from .writer import LogStreamWriter
 
         return LogStreamWriter(self.options, schema, overwrite)
@@ -94,7 +89,7 @@ def register(spark: SparkSession, *, send: bool | None = None) -> None:
             Connect, whose server needs it installed.
 
     Raises:
-        RuntimeError: PySpark is older than 4.0.
+        RuntimeError: PySpark is missing, or older than 4.0.
         WorkersLackPackage: Spark cannot plan with the workers' interpreter, or a Spark Connect
             server does not have quiverlog.
     """

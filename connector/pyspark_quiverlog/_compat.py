@@ -1,7 +1,8 @@
 """The differences between PySpark 4.0 and 4.3, and the absence of PySpark.
 
-The rest of this package imports Spark's names from here. Without PySpark, or with 3.x, they are
-stand-ins: one `pyspark_*` module that fails to import breaks every Python data source of a session.
+The classes of a data source, and what differs between versions, are imported from here. Without
+PySpark, or with 3.x, the classes are stand-ins: one `pyspark_*` module that fails to import breaks
+every Python data source of a session.
 
 - 4.0: data sources, Arrow writers for batch. Spark refuses to register a source that it found.
 - 4.1: Arrow writers for streams; on 4.0 `arrow_from_rows` replaces them, more slowly.

@@ -50,22 +50,22 @@ class LogBatchReader(DataSourceReader):  # type: ignore[misc]
 
 
 def batch_ranges(view: LogView) -> list[Range]:
-    """Return one range for each partition.
+    """Return one range for each partition that exists.
 
     Raises:
-    InvalidOption: among others, for a start above its end.
-    DataLoss: a start before the first row that is kept.
+        InvalidOption: a start above its end, and as `starting` and `ending`.
+        DataLoss: a start before the first row that is kept, or a topic that was deleted.
     """
     losses = Losses(fail=view.options.fail_on_data_loss)
     starts = starting(view, Use.BATCH_READ)
     ends = ending(view)
     firsts = view.earliest(starts)
     ranges = []
-    for where, start in sorted(starts.items()):
-        if where not in firsts or where not in ends:
+    for where in view.partitions:
+        if where not in starts or where not in firsts or where not in ends:
             losses.report(f"topic {where.topic!r} was deleted: partition {where.partition}")
             continue
-        first, end = firsts[where], ends[where]
+        start, first, end = starts[where], firsts[where], ends[where]
         if first.offset > start.offset:
             gone = f"rows [{start.offset}, {first.offset}) are no longer kept"
             losses.report(f"{where}: {gone}")

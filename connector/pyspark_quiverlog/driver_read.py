@@ -1,9 +1,8 @@
 """Small micro-batches of a stream are read by the driver, without a Python task.
 
 Rows are fetched when the micro-batch's end is chosen, in a thread, while Spark logs that end;
-`_compat.hand_over` delivers them. In all other cases (a replay after a restart, a batch above the
-bounds or with several tasks, a failed or slow fetch) a task reads the same ranges, and reports
-errors.
+`_compat.hand_over` delivers them. Tasks read all else, and report errors: a replay, a micro-batch
+above the bounds or with several tasks, what a fetch did not bring in time.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["DRIVER_READ_BYTES", "TAKE_SECONDS_MAX", "DriverRead"]
 
 DRIVER_READ_BYTES: Final = 1024 * 1024
-"""Of decoded Arrow, in a micro-batch through the driver."""
+"""Bound on a micro-batch through the driver, as decoded Arrow."""
 
 TAKE_SECONDS_MAX: Final = 0.5
-"""How long planning waits for a fetch, which takes milliseconds unless a broker is slow or lost. A
-task that reads instead has the whole `request.timeout` and Spark's retries."""
+"""How long planning waits for a fetch. A task that reads instead has the whole `request.timeout`
+and Spark's retries."""
 
 logger = logging.getLogger("pyspark_quiverlog")
 

@@ -32,7 +32,7 @@ class SourceLag:
     """The unread rows of one source, when its last micro-batch was planned.
 
     `ranges`: per partition the next row to read, and the end of the log. `stored_bytes`: their
-    size; None where not requested, or some rows are no longer kept.
+    size; None where it was not requested, or not available.
     """
 
     ranges: Mapping[TopicPartition, tuple[int, int]]
@@ -45,7 +45,7 @@ class SourceLag:
 
     @property
     def total(self) -> int:
-        """Lag in rows, all partitions together."""
+        """Lag in rows."""
         return sum(self.rows.values())
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class SourceLag:
 def source_lags(progress: Any) -> list[SourceLag]:
     """Return the lag of each quiverlog source in `query.lastProgress`, or in a listener's progress.
 
-    A source without an end of the log is left out: a micro-batch replayed after a restart.
+    A source without an end of the log is left out, as in a micro-batch replayed after a restart.
     """
     found = []
     for source in _get(progress, "sources") or ():
@@ -91,11 +91,11 @@ def _positions(offset: Any) -> dict[TopicPartition, int] | None:
 
 
 class LagListener(StreamingQueryListener):  # type: ignore[misc]
-    """Logs the lag of every quiverlog source after each micro-batch.
+    """Logs the lag that `source_lags` finds, after each micro-batch.
 
     `spark.streams.addListener(LagListener())` covers all queries of the session. It logs to
-    `pyspark_quiverlog.lag`, at `level`; with `bootstrap_servers` also the stored bytes, one request
-    per micro-batch. `last` has the newest lags by query id.
+    `pyspark_quiverlog.lag`, at `level`; with `bootstrap_servers` also the stored bytes, requested
+    for each source. `last` has the newest lags of running queries, by query id.
     """
 
     def __init__(self, *, bootstrap_servers: str | None = None, level: int = logging.INFO) -> None:

@@ -19,7 +19,7 @@ class Losses:
         self._fail = fail
 
     def report(self, what: str, cause: QuiverlogError | None = None) -> None:
-        """Report lost rows; `what` names topic, partition and range. Raises DataLoss if `fail`."""
+        """Report lost rows; `what` names the partition. Raises DataLoss if `fail`."""
         if self._fail:
             raise DataLoss(f"{what}.") from cause
         logger.warning("data loss, going on (failOnDataLoss=false): %s", what)

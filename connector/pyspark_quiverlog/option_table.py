@@ -244,8 +244,8 @@ _SETTINGS: Final = (
         "minRecordsPerPartition",
         Kind.INTEGER,
         "1000",
-        "Ranges with fewer rows than this are read together in one Spark task (a task costs about "
-        "30 ms). 0 gives each partition of the log its own task.",
+        "Ranges with fewer rows than this share Spark tasks of up to this many rows (a task costs "
+        "about 30 ms). 0 gives each partition of the log its own task.",
         label="rows",
         where=Use.READ,
         attribute="min_rows_per_task",
@@ -255,7 +255,8 @@ _SETTINGS: Final = (
         Kind.INTEGER,
         "1000",
         "A micro-batch of at most this many rows, and 1 MB, that one task would read is read by "
-        "the driver while Spark writes its log: it costs no Python task. 0: tasks read all.",
+        "the driver while Spark writes its log: it costs no Python task. Not on PySpark 4.0 and "
+        "4.1, nor with `fetchFrom`. 0: tasks read all.",
         label="rows",
         where=Use.STREAM_READ,
         attribute="driver_read_rows",
@@ -340,9 +341,9 @@ _SETTINGS: Final = (
         "partitionColumn",
         Kind.OTHER,
         None,
-        "Column (int) that names each row's partition; null leaves the choice to the topic's key "
-        "columns. It is not stored. Without this option, a column `partition` is used "
-        "unless the topic's own schema has a column of that name.",
+        "Column (int) that names each row's partition; for null the writer chooses, by the topic's "
+        "key columns where it has some. It is not stored. Without this option, a column "
+        "`partition` is used unless the topic's own schema has a column of that name.",
         read=parse_text,
         label="name",
         default_doc="`partition`, when the topic has no such column",
@@ -414,8 +415,8 @@ _SETTINGS: Final = (
         "batch.rows",
         Kind.INTEGER,
         "65536",
-        "Spark delivers 10,000 rows at a time; they are gathered to batches of up to this many "
-        "rows before they are stored.",
+        "Spark delivers 10,000 rows at a time by default; they are gathered to batches of up to "
+        "this many rows before they are stored.",
         minimum=1,
         label="rows",
         where=Use.WRITE,

@@ -1,7 +1,7 @@
-"""The data source's options: parsed and checked before anything else happens, or refused with the
-alternative.
+"""The data source's options: parsed and checked before any request, or refused, with the
+alternative where there is one.
 
-Names match without regard to case: Spark passes keys in lower case.
+Names match without regard to case: Spark passes a stream's in lower case.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def parse_read_options(raw: Mapping[str, str], use: Use) -> ReadOptions:
     """Check a read's options. `use` is STREAM_READ, BATCH_READ, or READ while undecided.
 
     Raises:
-        InvalidOption: with the option's name and what to use instead.
+        InvalidOption: names the option and, where there is one, the alternative.
     """
     values = _parse(_with_path(raw, "subscribe", _SELECTORS), use)
     options = ReadOptions(**_fields(values, Use.READ))
@@ -111,11 +111,7 @@ def parse_read_options(raw: Mapping[str, str], use: Use) -> ReadOptions:
 
 
 def parse_write_options(raw: Mapping[str, str], use: Use) -> WriteOptions:
-    """Check a write's options; `use` is STREAM_WRITE or BATCH_WRITE.
-
-    Raises:
-        InvalidOption: with the option's name and what to use instead.
-    """
+    """Check a write's options; `use` is STREAM_WRITE or BATCH_WRITE. Raises InvalidOption."""
     values = _parse(_with_path(raw, "topic", ("topic",)), use)
     options = WriteOptions(**_fields(values, Use.WRITE))
     for setting in OPTIONS.values():
@@ -132,7 +128,7 @@ _SELECTORS = ("subscribe", "subscribePattern", "assign")
 
 
 def _with_path(raw: Mapping[str, str], name: str, selectors: tuple[str, ...]) -> dict[str, str]:
-    """Take `path`, which `load("x")` and `save("x")` set, as the topic."""
+    # `load("x")` and `save("x")` set `path`.
     options = {key: value for key, value in raw.items() if key.lower() != "path"}
     path = next((value for key, value in raw.items() if key.lower() == "path"), None)
     if path is None:

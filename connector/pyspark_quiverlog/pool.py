@@ -63,11 +63,7 @@ def endpoint(options: ReadOptions | WriteOptions) -> Endpoint:
 
 
 def client(where: Endpoint) -> Client:
-    """Return this process's client.
-
-    Raises:
-        ConnectionFailed: no broker answers; the text names the addresses.
-    """
+    """Return this process's client."""
     pool = _pool
     assert pool.process == os.getpid(), "a child would read its parent's answers"
     with pool.lock:
@@ -85,11 +81,7 @@ def client(where: Endpoint) -> Client:
 
 
 def producer(where: Endpoint, topic: str, **settings: Any) -> Any:
-    """Return this process's producer. A task that fails must `drop_producer` it.
-
-    Raises:
-        UnknownTopic: there is none of this name.
-    """
+    """Return this process's producer. A task that fails must `drop_producer` it."""
     key = _producer_key(where, topic, settings)
     pool = _pool
     with pool.lock:
@@ -117,12 +109,12 @@ def _producer_key(where: Endpoint, topic: str, settings: dict[str, Any]) -> tupl
 
 
 def drop_producer(found: Any) -> None:
-    """Close a producer whose state is in doubt."""
+    """Close a producer that no task may use any more, without an error."""
     pool = _pool
     with pool.lock:
         keys = [k for k, (_, p) in pool.producers.items() if p is found]
         assert len(keys) <= 1, "each topic and each set of options has a producer of its own"
         for key in keys:
             del pool.producers[key]
-    with contextlib.suppress(Exception):  # its own failure is being reported already
+    with contextlib.suppress(Exception):  # tasks report which of their rows are not acknowledged
         found.close()

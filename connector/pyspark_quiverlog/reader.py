@@ -1,8 +1,7 @@
 """An executor's read: the ranges of one task, as Arrow batches for Spark.
 
 Batches are prefetched, sliced, converted to Spark's schema (`schema.Normalizer`), and small ones
-gathered. No metadata is requested while all goes well; rows lost after planning show in a fetch's
-valid range, leader epoch or topic id.
+gathered. Rows lost after planning show in a fetch's valid range, leader epoch or topic id.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ logger = logging.getLogger("pyspark_quiverlog")
 
 
 def rack(options: ReadOptions) -> str:
-    """Return this task's rack: the query's, or this executor's.
+    """Return this task's rack: the query's, or this executor's, or "".
 
     Raises:
         InvalidOption: `fetchFrom` is nearest, and no rack is set.
@@ -88,8 +87,10 @@ class SplitReader(worker_process.SentToTasks):
         """Yield a split's rows under exactly the query's schema.
 
         Raises:
-        DataLoss: rows of the split are gone, and `failOnDataLoss` is true.
-        CorruptBatch, CorruptLog: rows cannot be read, and `failOnCorruptData` is true.
+            DataLoss: rows of the split are gone, and `failOnDataLoss` is true.
+            CorruptBatch, CorruptLog: rows cannot be read, and `failOnCorruptData` is true, or where
+                they end is not known.
+            IncompatibleSchema, InvalidOption: as `unreadable` and `rack`.
         """
         ranges = split.ranges if isinstance(split, LogSplit) else []  # Spark's empty plan: None
         yield from coalesce(batch for piece in ranges for batch in self._read_range(piece))

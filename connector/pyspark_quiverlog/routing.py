@@ -41,7 +41,8 @@ def check_write(options: WriteOptions, schema: pa.Schema) -> Route:
     """Refuse what every task would refuse.
 
     Raises:
-        InvalidOption: no topic, or a routing column that is missing or of the wrong type.
+        InvalidOption, InvalidSchema: a routing column is missing or of the wrong type; or as
+            `create_missing`.
         SchemaMismatch: the DataFrame's columns do not fit the topic's.
         UnknownTopic: there is none of this name.
     """
@@ -150,7 +151,8 @@ def strip_routing(batch: pa.RecordBatch, route: Route) -> pa.RecordBatch:
 def split_by_route(
     batch: pa.RecordBatch, route: Route, route_to: Callable[[str], Route] | None = None
 ) -> Iterator[tuple[str, int | None, pa.RecordBatch]]:
-    """Yield (topic, partition, rows), rows in their order. None: the producer chooses a partition.
+    """Yield (topic, partition, rows), the rows of each partition in their order. None: the producer
+    chooses a partition.
 
     `route_to`: the route of one topic's rows, where topics differ.
     """

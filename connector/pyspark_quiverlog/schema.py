@@ -1,8 +1,8 @@
 """Arrow schemas of topics and Spark schemas of queries.
 
 Spark compares the first batch's schema with its own exactly (types, order, nullability) and does
-not check the others, so every batch goes through `Normalizer`. All top-level columns are nullable
-for Spark: a topic's schema may grow while a query runs, and earlier rows then have nulls.
+not check the others, so every batch goes through `Normalizer`. In a schema made from the topics'
+all top-level columns are nullable: a topic's schema may grow, and its earlier rows then have nulls.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def merge_schemas(schemas: Mapping[str, pa.Schema]) -> pa.Schema:
     Types widen as in a topic's own evolution.
 
     Raises:
-        IncompatibleSchema: two types do not widen into one another.
+        IncompatibleSchema: a column has two types of which neither widens to the other.
     """
     merged: dict[str, tuple[str, pa.DataType]] = {}
     for topic in sorted(schemas):
@@ -117,9 +117,11 @@ def query_columns(
 ) -> pa.Schema:
     """Return the columns of a query without a user's schema.
 
-    Columns of Arrow's null type are left out, with a warning, unless `columns` names them.
+    Columns that hold Arrow's null type are left out, with a warning, unless `columns` names them or
+    there are no others.
 
     Raises:
+        IncompatibleSchema: as `merge_schemas`.
         InvalidOption: `columns` names one that no topic has, or a topic's own column has the name
             of a requested metadata column.
     """
@@ -164,11 +166,8 @@ def project_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
 # --- stored batch -> Spark batch ----------------------------------------------------------------
 class Normalizer:
-    """Converts stored batches to exactly what Spark expects for `schema`.
-
-    The decoder converts rows to `stored_target`; here metadata columns are inserted, without a
-    copy.
-    """
+    """Inserts metadata columns into batches that the decoder has converted to `stored_target`,
+    without a copy."""
 
     def __init__(self, schema: Any, *, metadata: bool = False) -> None:
         self.target = schema if isinstance(schema, pa.Schema) else to_arrow_schema(schema)
@@ -181,8 +180,8 @@ class Normalizer:
         """Refuse a topic that the query's schema cannot read.
 
         Raises:
-        IncompatibleSchema: a stored type does not become the query's, or a column may hold
-            nulls where the query's has NOT NULL.
+            IncompatibleSchema: a stored type does not widen to the query's, or a column that is NOT
+                NULL in the query's schema is missing or may hold nulls.
         """
         try:
             check_readable(schema, self.stored_target)

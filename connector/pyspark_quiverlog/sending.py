@@ -1,8 +1,8 @@
 """Sends quiverlog to Spark's workers whose interpreter does not have it.
 
-It and the two small compiled packages that it needs go as archives that Spark unpacks where its
-workers import from: compiled modules cannot be imported from a zip. Not pyarrow: Spark's own part
-of a data source needs it.
+It and the two small compiled packages that its client needs go as archives that Spark unpacks where
+its workers import from: compiled modules cannot be imported from a zip. Not pyarrow: without it
+Spark's own part of a data source fails.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def is_missing_in(python: str) -> bool:
     """Return whether this interpreter, on the driver's machine, must be sent the packages.
 
     Raises:
-        WorkersLackPackage: Spark cannot plan with it at all.
+        WorkersLackPackage: Spark cannot plan with it at all, or it does not end in time.
     """
     try:
         done = subprocess.run(
@@ -72,6 +72,11 @@ def is_missing_in(python: str) -> bool:
             "driver's machine and on every worker's, or link the environment of --archives to "
             "that name in the driver's working directory."
         ) from error
+    except subprocess.TimeoutExpired as error:
+        raise WorkersLackPackage(
+            f"PYSPARK_PYTHON is {python}, which did not end within {_LOOK_S_MAX} s when asked for "
+            "its packages: run it by hand, or name an interpreter that starts."
+        ) from error
     missing = set(done.stdout.strip().split(",")) - {""}
     if done.returncode or "pyarrow" in missing:
         raise WorkersLackPackage(
@@ -83,7 +88,7 @@ def is_missing_in(python: str) -> bool:
 
 @contextlib.contextmanager
 def sent(spark: SparkSession, context: Any) -> Iterator[None]:
-    """Within a `with`, every Python worker can import what is registered."""
+    """Send the packages, once per context; what is registered within the `with` finds them."""
     from pyspark import SparkFiles
 
     with _sending:

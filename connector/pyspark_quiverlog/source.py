@@ -20,7 +20,7 @@ def open_view(options: ReadOptions) -> LogView:
 
 
 def read_schema(raw: Mapping[str, str]) -> Any:
-    """Return the StructType of a read without a user's schema, once per `load()`."""
+    """Return the StructType of a read without a user's schema. Spark calls it once per `load()`."""
     options = parse_read_options(raw, Use.READ)
     view = open_view(options)
     view.refresh()
@@ -40,11 +40,10 @@ def check_query_schema(view: LogView, normalizer: Normalizer) -> None:
     """Refuse a query's schema that the topics cannot fill.
 
     Raises:
-    InvalidOption: a column that no topic has, or that `columns` leaves out.
-    IncompatibleSchema: a column whose type a topic's column does not widen to.
+        InvalidOption: a column that `columns` leaves out.
+        IncompatibleSchema: a column that no topic has, or that cannot hold a topic's.
     """
     options = view.options
-    # In the driver, as every task would fail.
     if options.columns is not None:
         extra = [n for n in normalizer.columns if n not in options.columns]
         if extra:

@@ -48,8 +48,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return self._plan().initial_offset()
 
     def getDefaultReadLimit(self) -> Any:
-        # Spark has no limit that combines rows, bytes and a minimum: the planner applies them. It
-        # passes `ReadAllAvailable` when that is the default, or when the trigger needs all rows.
+        # Spark has no limit that combines rows, bytes and a minimum, so the planner applies them.
+        # Spark passes `ReadAllAvailable` when that is the default, or the trigger needs all rows.
         options = self._options
         rows, size = options.max_rows_per_trigger, options.max_bytes_per_trigger
         if rows is None and size is None and options.min_rows_per_trigger is None:

@@ -23,13 +23,13 @@ def create_missing(
     """Create the topic if there is none, without the `routing` columns.
 
     Raises:
-        InvalidOption: the key has a column that the rows do not have.
-        InvalidSchema: a column has a type that no topic can have.
+        InvalidOption: the key has a column that is not among those to store.
+        InvalidSchema: there is no column to store, or one has a type that no topic can have.
     """
     client = pool.client(pool.endpoint(options))
     if topic in client.metadata([topic]).topics:
         return
-    # As in Spark's own tables: NOT NULL, because this write has no null, would refuse the next one.
+    # As in Spark's own tables: that this write has no nulls is no reason to refuse those of others.
     columns = [field.with_nullable(True) for field in schema if field.name not in routing]
     names = [field.name for field in columns]
     for name in options.create_key or ():

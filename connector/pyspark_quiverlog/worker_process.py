@@ -1,8 +1,8 @@
 """Reduces what PySpark's worker process spends around a task.
 
-After every task the daemon collects garbage over all objects: about 45 ms of CPU. `end_of_work`
-collects once and freezes the rest (`gc.freeze`). The JVM sends a task in two small segments, and
-the second waits up to 40 ms for a delayed acknowledgement of the first: `begin_work` has it sent at
+After every task the worker collects garbage over all objects, for tens of milliseconds; frozen ones
+(`gc.freeze`, by `end_of_work`) do not count. The JVM sends a task in two small segments, and the
+second waits up to 40 ms for a delayed acknowledgement of the first: `begin_work` has it sent at
 once. `QUIVERLOG_CLIENT_WORKER_TUNING=off` turns both off.
 """
 
@@ -23,14 +23,13 @@ OBJECTS_MIN: Final = 10_000
 """Fewer are collected in about a millisecond: not worth a freeze."""
 
 FREEZES_MAX: Final = 5
-"""Per worker: a frozen reference cycle is never freed. The first tasks load modules; later freezes
-gain nothing."""
+"""Per worker: a frozen reference cycle is never freed. The first tasks load the modules, so later
+freezes gain little."""
 
 _freezes = 0
 
 
 def begin_work() -> None:
-    """Send the delayed acknowledgement now."""
     if not _is_on():
         return
     found = _compat.worker_socket()
@@ -41,7 +40,6 @@ def begin_work() -> None:
 
 
 def end_of_work() -> None:
-    """Make the worker's later collections cheap."""
     global _freezes
     if _freezes >= FREEZES_MAX or not _is_on() or not _compat.in_daemon_worker():
         return
@@ -57,7 +55,7 @@ def _is_on() -> bool:
 
 
 class SentToTasks:
-    """What a planning process pickles last, and a task's worker unpickles first."""
+    """Pickled by a planning process after its work, unpickled by a task's worker before it."""
 
     def __getstate__(self) -> dict[str, Any]:
         end_of_work()

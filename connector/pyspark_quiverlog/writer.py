@@ -1,8 +1,9 @@
 """`df.write` and `df.writeStream` with `format("quiverlog")`.
 
-The driver checks the schema before any task runs; each task sends through an idempotent producer
-and returns what was acknowledged. Delivery is at least once: a producer's retry stores a batch
-once, but a task or micro-batch that Spark repeats is written again, and `abort()` removes nothing.
+The driver checks the schema before any task runs, against the topic where the options name it; each
+task sends through idempotent producers and returns what was acknowledged. Delivery is at least
+once: a producer's retry stores a batch once, but a task or micro-batch that Spark repeats is
+written again, and `abort()` removes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .topic_creation import create_missing
 __all__ = ["LogBatchWriter", "LogStreamWriter", "TaskReport"]
 
 LINGER_S = 60.0
-"""Batches are closed by size and at the end of the task, not by time."""
+"""Batches are closed by size and at the end of the task before this."""
 
 logger = logging.getLogger("pyspark_quiverlog")
 
@@ -88,7 +89,7 @@ class LogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         return self._writer.run(iterator)
 
     def commit(self, messages: list[Any]) -> None:
-        """Do nothing more: all rows are acknowledged and readable."""
+        """Do nothing more: all rows are acknowledged."""
         _finish(messages, "the batch write")
 
     def abort(self, messages: list[Any]) -> None:
@@ -111,7 +112,7 @@ class LogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         return self._writer.run(iterator)
 
     def commit(self, messages: list[Any], batchId: int) -> None:
-        """Do nothing more: all rows are acknowledged and readable."""
+        """Do nothing more: all rows are acknowledged."""
         _finish(messages, f"micro-batch {batchId}")
 
     def abort(self, messages: list[Any], batchId: int) -> None:

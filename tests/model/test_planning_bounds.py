@@ -133,6 +133,30 @@ def test_a_batch_whose_rows_are_trimmed_while_it_is_planned(fail: str) -> None:
         assert batch(simulated, **options) == [(0, 8, 8), (1, 0, 4)]
 
 
+@pytest.mark.parametrize("fail", ["true", "false"])
+@pytest.mark.parametrize("at_request", range(1, 7))
+def test_a_batch_whose_topic_is_deleted_while_it_is_planned(at_request: int, fail: str) -> None:
+    """At whichever request: its rows were to be read, and are not left out in silence."""
+    simulated = log()
+    simulated.create("u", 1)
+    opened = view(simulated, Use.BATCH_READ, subscribePattern=".*", failOnDataLoss=fail)
+    left = [at_request]
+
+    def between() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            simulated.delete("t")
+
+    simulated.between = between
+    if fail == "true" and at_request <= 3:  # the starts, the ends, the first rows
+        with pytest.raises(DataLoss, match="topic 't' was deleted: partition 0"):
+            batch_ranges(opened)
+    else:
+        # Deleted after the plan, the topic is missed by the tasks that read it.
+        planned = {r.topic for r in batch_ranges(opened)}
+        assert planned == ({"u"} if at_request <= 3 else {"t", "u"})
+
+
 @pytest.mark.parametrize("at_request", range(1, 7))
 @pytest.mark.parametrize("comes_back", [False, True])
 @pytest.mark.parametrize(

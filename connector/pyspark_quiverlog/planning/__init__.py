@@ -2,5 +2,5 @@
 
 `offsets` (what Spark logs) and `ranges` (pure functions over numbers) < `log_view` (requests to the
 brokers) < `bounds` (by the options' starts and ends) and `admission` (by their limits) <
-`stream_planner`. Nothing here imports Spark, pyarrow, or the parts that read and write.
+`stream_planner`. No module here imports pyspark, pyarrow, or the parts that read and write.
 """

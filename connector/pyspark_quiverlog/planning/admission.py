@@ -1,6 +1,7 @@
 """The end of the next micro-batch, under the options' bounds.
 
-Applies the pure functions of `ranges`, with the one request that a bound of bytes needs.
+Applies the pure functions of `ranges`; for a bound of bytes it requests sizes, once for all ranges,
+and for each when it cuts short.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def admit(
     *,
     minimum: bool,
 ) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
-    """Return (the end offset per partition; the partitions that a bound cut short).
+    """Return (the end offset per partition; all partitions with rows if one was cut short or has no
+    known size, else none).
 
     Args:
         waited: seconds since the last batch; None: no bound applies.

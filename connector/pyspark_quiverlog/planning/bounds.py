@@ -1,5 +1,5 @@
-"""The start of a new query and the end of a batch, by the starting and ending options. A topic
-deleted meanwhile is not read."""
+"""The start of a new query and the end of a batch, by the options. A topic deleted meanwhile is
+left out."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def starting(view: LogView, use: Use) -> dict[TopicPartition, Position]:
     """Return the start of a new query.
 
     Raises:
-        InvalidOption: an offset above the end, a partition without one, or a timestamp after the
-            last row of a partition.
+        InvalidOption: an offset above the end; other partitions than the query reads; with the
+            strategy `error` a timestamp after a partition's last row.
     """
     options = view.options
     name = "startingTimestamp"
@@ -37,7 +37,7 @@ def starting(view: LogView, use: Use) -> dict[TopicPartition, Position]:
 
 
 def ending(view: LogView) -> dict[TopicPartition, Position]:
-    """Return the end of a batch. Raises InvalidOption like `starting`."""
+    """Return the end of a batch. Raises InvalidOption like `starting`, but for no timestamp."""
     options = view.options
     name = "endingTimestamp" if options.ending_timestamp is not None else "endingOffsetsByTimestamp"
     moments = _moments(view, name, options.ending_timestamp, options.ending_offsets_by_timestamp)

@@ -1,9 +1,9 @@
 """The driver's view of the log: the topics that the query reads, where they begin and end.
 
-Owns the driver's requests to the brokers. A topic may be deleted or created again at any time:
-requests name topic ids, partitions that are gone are missing from the answer, and `stale` is set,
-so that the caller calls `refresh` before its next decision. `topics` and `partitions` change only
-there.
+Owns the requests with which a read is planned. A topic may be deleted or created again at any time:
+requests about partitions name topic ids, partitions that are gone are missing from the answer, and
+`stale` is set, so that the caller calls `refresh` before its next decision. `topics` and
+`partitions` change only there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class DriverClient(Protocol):
-    """The part of `quiverlog.Client` that the driver uses."""
+    """The part of `quiverlog.Client` that `LogView` uses."""
 
     def metadata(self, topics: Sequence[str] | None = None) -> ClusterMetadata: ...
     def schemas(self, topic: str) -> SchemaHistory: ...
@@ -211,7 +211,7 @@ class LogView:
         """Return offsets with epochs; wait for partitions without a leader.
 
         Raises:
-            RequestTimedOut: a partition that exists did not answer.
+            RequestTimedOut: a partition had no leader for `request.timeout`.
         """
         result: dict[TopicPartition, Position] = {}
         deadline = self.clock() + self.options.request_timeout
@@ -254,9 +254,8 @@ class LogView:
     def latest(
         self, known: Mapping[TopicPartition, int] | None = None, max_wait: float = 0.0
     ) -> dict[TopicPartition, Position]:
-        """Return every end, within `max_wait` seconds once one differs from `known`.
-
-        Partitions that cannot answer now are left out.
+        """Return the ends once one differs from `known`, or after `max_wait` seconds. Partitions
+        without a leader are left out.
         """
 
         def question(
@@ -297,7 +296,7 @@ class LogView:
         positions: Mapping[TopicPartition, Position],
         ids: Mapping[str, str] | None = None,
     ) -> dict[TopicPartition, Position]:
-        """Return the positions whose preceding rows are gone, with where to go on instead."""
+        """Return the positions whose preceding rows were truncated, with where to go on instead."""
         # Without an epoch there is nothing to compare.
         asked = {w: p for w, p in positions.items() if p.epoch >= 0}
         ends = self._epoch_ends({w: p.epoch for w, p in asked.items()}, ids)

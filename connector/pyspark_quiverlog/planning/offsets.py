@@ -7,8 +7,8 @@ texts that differ without cause. An offset is the next row to read: ranges are h
 {"v":1,"topics":{"flights":{"id":"<32 hex digits>","partitions":{"0":[23,4]}}}}
 ```
 
-`[23,4]`: the next row is 23, the row before it has leader epoch 4 (-1: unknown). The topic id
-detects a topic created again under its name; the epoch detects rows replaced by a truncation.
+`[23,4]` is a `Position`. The topic id detects a topic created again under its name; the epoch
+detects rows replaced by a truncation.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SourceOffset:
         return None if positions is None else positions.partitions.get(partition)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the canonical form: keys sorted (partitions by number)."""
+        """Return the canonical form: topics sorted by name, partitions by number."""
         # An end that Spark logs with the mark would be replaced by the options' start.
         assert not self.is_start or self.first is self.resume is self.kept is None, "no end"
         result: dict[str, Any] = {"v": OFFSET_VERSION, "topics": _topics_to_json(self.topics)}

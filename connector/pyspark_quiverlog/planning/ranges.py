@@ -2,7 +2,8 @@
 
 Invariants, each a property in tests/model/test_planning.py:
 
-- what is admitted is a prefix of what waits, in each partition, and never above a bound;
+- what is admitted is a prefix of what waits, in each partition, and within the bound, but that one
+  partition's part may have more bytes;
 - a partition with rows waiting is not starved;
 - a split neither loses, repeats nor reorders a row, and no task has an empty range.
 """
@@ -57,7 +58,7 @@ class Range(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """An upper bound on rows: control batches take offsets, too."""
+        """An upper bound: lost and skipped rows have offsets, too."""
         return self.end - self.start
 
 
@@ -71,7 +72,8 @@ def enough_rows(rows: int, rows_min: int | None, waited: float, delay_max: float
 def admit_rows(backlogs: Sequence[Backlog], rows_max: int | None) -> dict[Key, int]:
     """Return end offsets for at most `rows_max` rows in all.
 
-    Each partition gets at least one row; with fewer rows than partitions they take turns.
+    Each partition with rows gets at least one; when `rows_max` is too small for that, they take
+    turns.
     """
     if rows_max is None or sum(b.rows for b in backlogs) <= rows_max:
         return {b.key: max(b.start, b.end) for b in backlogs}

@@ -4,9 +4,10 @@ One object per query run, called by Spark from one thread. Rules:
 
 - What a later call or a restart needs is in the end offset (`offsets`), which Spark logs before it
   runs the batch, never in memory alone.
-- Without rows, the start offset is returned unchanged: another text makes Spark run a batch.
-- A trigger costs one request (a long poll), planning none; a bound that cuts short one more.
-- What disappears during planning stays in the plan: the executor reports it.
+- Without news, the start offset is returned unchanged: another text makes Spark run a batch.
+- A trigger sends each leader one request, a long poll; more when topics or leaders change, rows are
+  lost, a bound cuts short, or there is one of bytes.
+- What disappears after its end was chosen stays in the plan: the executor reports it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .ranges import Range
 __all__ = ["LONG_POLL_S", "StreamPlanner"]
 
 LONG_POLL_S: Final = 0.15
-"""Bound on one call's wait for rows; a stop waits for its answer."""
+"""Bound on one request's wait for rows; a stop waits for its answer."""
 
 Json = dict[str, Any]
 
@@ -102,10 +103,11 @@ class StreamPlanner:
         return SourceOffset(self._view.group(known)).to_json()
 
     def ranges(self, start_json: Json, end_json: Json) -> list[Range]:
-        """Return the rows of one micro-batch. Sends requests only for a replay.
+        """Return the rows of one micro-batch. Sends requests only for a replay, or without a start
+        (PySpark 4.0 and 4.1).
 
         Raises:
-            DataLoss: they changed since, and `failOnDataLoss` is true.
+            DataLoss: rows have gone since the end was chosen, and `failOnDataLoss` is true.
         """
         replay = end_json != self._end_json
         end = SourceOffset.from_json(end_json) if replay or self._end is None else self._end
@@ -138,7 +140,8 @@ class StreamPlanner:
         found = self._view.earliest(wanted, {t: p.topic_id for t, p in end.topics.items()})
         for where in wanted:
             if where not in found:
-                self._losses.report(f"{where} is gone, and its rows before {end.position(*where)}")
+                stop = end.topics[where.topic].partitions[where.partition].offset
+                self._losses.report(f"{where} is gone, and its rows before {stop}")
         return found
 
     def _goes_forward(self, where: TopicPartition, begin: Position, end: Position) -> bool:
@@ -259,7 +262,7 @@ class StreamPlanner:
         return {p: at for p, at in positions.partitions.items() if self._view.selects(topic, p)}
 
     def _known_position(self, where: TopicPartition) -> Position | None:
-        """Return the start's position, if it is about the present topic."""
+        """Return the start's position in the present topic."""
         assert self._start is not None
         topic_id = self._view.id_of(where.topic)
         for topics in (self._start.topics, self._start.kept or {}):
@@ -359,7 +362,7 @@ class StreamPlanner:
         return all(p.offset <= self._begin[w].offset for w, p in latest.items() if w in self._begin)
 
     def _all_latest(self) -> dict[TopicPartition, Position]:
-        """Return all ends, also of partitions that have no leader yet."""
+        """Return all ends; wait for partitions that have no leader yet."""
         view = self._view
         deadline = view.clock() + self._options.request_timeout
         while True:
@@ -429,13 +432,13 @@ class StreamPlanner:
         )
 
     def _must_be_named(self, where: TopicPartition) -> bool:
-        """Return whether the end offset has a partition without rows."""
+        """Return whether the end offset has this partition even without rows."""
         assert self._start is not None
         # A topic created anew must appear under its new id, or each trigger finds it again.
         return self._start.is_start or where.topic in self._start.topics
 
     def _unselected(self) -> dict[str, TopicPositions]:
-        """Return the positions that the options do not select at present."""
+        """Return the start's positions in partitions that the options do not select."""
         assert self._start is not None
         found: dict[tuple[str, int], Position] = {}
         ids: dict[str, str] = {}

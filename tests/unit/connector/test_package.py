@@ -250,6 +250,15 @@ def test_an_interpreter_that_spark_cannot_plan_with_is_refused(tmp_path: Path) -
         assert registered == []
 
 
+def test_an_interpreter_that_does_not_end_in_time_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "_LOOK_S_MAX", 0.05)
+    python = script(tmp_path / "python", "exec sleep 60")
+    with pytest.raises(WorkersLackPackage, match=f"{python}, which did not end within 0.05 s"):
+        pyspark_quiverlog.register(session_of(python, []))
+
+
 def test_what_is_sent_is_whole(tmp_path: Path) -> None:
     """Packages of the archives alone, in an interpreter that has none of them."""
     for name in sending.PACKAGES:
