@@ -183,7 +183,7 @@ class AsyncMethods:
             change_count: the named brokers may be more, or fewer, than the partition has now.
 
         Returns:
-            The partitions that were named, or those that move.
+            The moves of the named partitions, or of all that move.
 
         Raises:
             InvalidReplicaAssignment: not as many brokers as the partition has replicas, or one that
@@ -280,7 +280,7 @@ class AsyncMethods:
 
     @checked()
     async def list_topics(self, *, internal: bool = False) -> list[str]:
-        """Return the names of all topics, sorted."""
+        """Return topics' names, sorted; without the cluster's own unless `internal`."""
         return await self.run(topic_questions.list_topics(self.cluster, internal=internal))
 
     @checked()
@@ -310,7 +310,7 @@ class AsyncMethods:
                 of these, which asks for these partitions only.
 
         Returns:
-            Partition -> offset; None where no row is that young.
+            Partition -> offset; None where no row is at or after that time.
         """
         return await self.run(partition_questions.list_offsets(self.cluster, topic, at))
 
@@ -451,10 +451,12 @@ class AsyncMethods:
         body: Sequence[Buffer] = (),
         timeout: float | None = None,
     ) -> Reply:
-        """Low level: send one request to one broker (any if `node_id` is None), unchanged.
+        """Low level: send one request to one broker, unchanged, and return its answer, also one
+        with an error; without `node_id` to one broker after the other until one answers, and raise
+        an error.
 
-        The answer is returned unchanged, with an error in it, too. Changes of topics and producer
-        ids go to `metadata().controller_id`; any other broker refuses them (NOT_CONTROLLER).
+        Changes of topics and producer ids go to `metadata().controller_id`; any other broker
+        refuses them (NOT_CONTROLLER).
         """
         return await self.run(
             stored_batches.raw_call(self.cluster, request, node_id, body=body, timeout_s=timeout)

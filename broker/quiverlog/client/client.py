@@ -179,8 +179,8 @@ class Client(BlockingMethods):
             compression: None takes the topic's default.
             durability: wait for a higher level than the topic's.
             buffer_bytes: rows that are not acknowledged; above it `send` waits.
-            delivery_timeout: seconds after which rows that are not acknowledged have failed.
-            idempotent: brokers store rows once, in order, with any number of retries.
+            delivery_timeout: seconds that a closed batch may wait for its acknowledgement.
+            idempotent: brokers store rows once, in order, however often they are sent again.
             partition: send everything to this partition.
 
         Raises:
@@ -242,7 +242,7 @@ class Client(BlockingMethods):
             follow: go on with rows as they arrive, new partitions included, until it is closed.
             columns: only these, in this order.
             partitions: only these.
-            fetch_bytes: stored bytes per request; about twice as many are held at most.
+            fetch_bytes: stored bytes per request; about twice as many are held.
             skip_corrupt: step over batches that cannot be decoded, with a warning in the log
                 `quiverlog`; by default they raise CorruptBatch at every call until `seek`.
             fetch_from: the replica to read: the "leader"; a "follower" in sync, of the rack if
@@ -253,11 +253,12 @@ class Client(BlockingMethods):
 
         Raises:
             UnknownTopic, UnknownPartition, InvalidArgument: at once.
-            OffsetOutOfRange: while iterating, as all below; names the valid range.
+            OffsetOutOfRange: also while iterating, as all below; names the valid range.
             LogTruncated: rows that were read are no longer in the log.
             UnknownTopicId: the topic was deleted.
-            CorruptBatch: rows cannot be decoded; names them.
+            CorruptBatch, CorruptLog: rows cannot be decoded, or read by the broker; names them.
             InvalidResponse: a broker broke the protocol.
+            ConnectionFailed, RequestTimedOut: brokers failed for `request_timeout` seconds.
         """
         from .consumer.consumer import Consumer
         from .consumer.core import ConsumerCore

@@ -130,7 +130,7 @@ def scan_polars(
 ) -> pl.LazyFrame:
     """Return a lazy frame of a topic's rows, with `_partition`, `_offset`, `_timestamp` at the end.
 
-    Rows are read when it is collected, each time up to the end that there is then.
+    Rows are read when it is collected, each time anew, up to `end` as of then.
 
     Args:
         bootstrap: as in `connect`; a client is opened for each reading.

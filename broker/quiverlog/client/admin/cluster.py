@@ -1,6 +1,6 @@
-"""Questions about the cluster: description, voters, feature level, decommissioning, reassignments.
+"""The cluster: description, voters, feature level, decommissioning, reassignments.
 
-A description comes from any broker, and then from the controller, whose is the newest.
+A description comes from any broker, and then from the controller that it names.
 """
 
 from __future__ import annotations
@@ -237,7 +237,8 @@ def _knowledge(found: ChangeVotersResponse) -> tuple[int, int]:
 # The cluster's feature level.
 @dataclass(frozen=True, slots=True)
 class ClusterFeatures:
-    """The finalised feature level, and by node id the lowest and highest supported ones."""
+    """The finalised feature level, the highest that all brokers support, and by node id the lowest
+    and highest supported ones."""
 
     level: int
     level_max: int
@@ -263,7 +264,7 @@ def update_features(
 def decommission_broker(
     cluster: Cluster, node_id: int, step: DecommissionStep
 ) -> Operation[DecommissionBrokerResponse]:
-    """UnknownBroker: perhaps an earlier try, whose answer was lost, has unregistered it."""
+    """Raises UnknownBroker also where an earlier try, whose answer was lost, unregistered it."""
     request = DecommissionBrokerRequest(step=step, node_id=node_id)
 
     def attempt() -> Operation[DecommissionBrokerResponse]:

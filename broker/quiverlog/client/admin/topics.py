@@ -308,7 +308,7 @@ def _when_known(cluster: Cluster, name: str, topic_id: bytes) -> Operation[Topic
 
 
 def _is_ours(cluster: Cluster, new: m.NewTopic) -> Operation[bool]:
-    """Return True if the existing topic is the caller's: the reply to its creation may be lost."""
+    """Return True if the existing topic is as asked: the reply to its creation may be lost."""
     for tries in range(_LOOKS_MAX + 1):
         try:
             found = (yield from describe_topics(cluster, [new.name]))[new.name]

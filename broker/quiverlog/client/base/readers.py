@@ -14,11 +14,9 @@ __all__ = ["TopicReader"]
 class TopicReader(Protocol):
     """A client, as far as tables use it."""
 
-    def list_topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+    def list_topics(self) -> list[str]: ...
 
-    def schemas(self, topic: str) -> SchemaHistory:
-        """The schemas that a topic has had."""
+    def schemas(self, topic: str) -> SchemaHistory: ...
 
     def read(self, topic: str, *, columns: Sequence[str] | None = None, where: Any = None) -> Any:
         """Read a topic to its present end: iterable, with `schema`."""

@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """One partition as the metadata shows it. `leader` is a node id, -1 when there is none."""
+    """`leader` is a node id, -1 when there is none."""
 
     partition: int
     leader: int
@@ -51,8 +51,6 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """One topic as the metadata shows it."""
-
     name: str
     topic_id: bytes
     schema_id: int
@@ -89,7 +87,7 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetadata:
-    """A snapshot of the cluster. `metadata_version` grows with every change of a topic."""
+    """A snapshot of the cluster. `metadata_version` grows with every change."""
 
     cluster_id: str
     controller_id: int
@@ -113,7 +111,7 @@ class ClusterMetadata:
 
 @dataclass(frozen=True, slots=True)
 class BrokerDetail:
-    """One registered broker. A fenced one was silent for a session, and leads nothing."""
+    """One registered broker. A fenced one leads nothing."""
 
     node_id: int
     broker_epoch: int
@@ -212,8 +210,6 @@ class ConfigValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchemaInfo:
-    """One entry of a topic's schema history."""
-
     schema_id: int
     created: datetime
     schema: pa.Schema
@@ -266,7 +262,7 @@ class PartitionMove:
 
 @dataclass(frozen=True, slots=True)
 class TopicDetail:
-    """The result of `describe_topic`. `schema` is the current one."""
+    """The result of `describe_topic`."""
 
     name: str
     topic_id: bytes
@@ -280,7 +276,7 @@ class TopicDetail:
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema that rows written now must have."""
+        """The newest schema."""
         return self.schemas[-1].schema
 
     @property

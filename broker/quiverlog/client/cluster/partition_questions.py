@@ -1,6 +1,6 @@
 """Operations that ask partitions' leaders: grouped by leader, answered per partition.
 
-A name means the topic that has it now.
+A name means the topic that has it now, unless `topic_ids` has its id.
 """
 
 from __future__ import annotations

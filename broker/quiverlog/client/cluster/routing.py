@@ -532,8 +532,8 @@ class Cluster:
             from_controller: only the controller's answer counts.
 
         Raises:
-            NotController, ConnectionFailed, RequestTimedOut: a topic is missing at a broker, and
-                the controller did not answer.
+            NotController, ConnectionFailed, RequestTimedOut: no broker answered; or a topic is
+                missing at one, and the controller did not answer.
         """
         wanted = None if names is None else list(dict.fromkeys(names))
         found = yield from fetch_metadata(self._ask_any, wanted)
@@ -578,7 +578,7 @@ class Cluster:
     ) -> Operation[TopicInfo]:
         """Return a topic, from the cache (unless older than `age_max_s`) or a broker. No retry.
 
-        Raises UnknownTopic.
+        Raises UnknownTopic, and as `refresh`.
         """
         known = None if fresh else self.metadata.topics.get(name)
         if known is not None and self.clock() - self._fetched_s.get(name, -math.inf) > age_max_s:

@@ -25,7 +25,7 @@ class AsyncConsumer(ConsumerBase):
     """Iterates over `ConsumerBatch`es; made by `AsyncClient.consumer`.
 
     For one task at a time; only `close` may be called by another meanwhile: the iteration ends
-    within a second.
+    after a second, or when brokers are down after `request_timeout`.
     """
 
     def __init__(self, core: ConsumerCore, driver: AsyncDriver) -> None:
@@ -75,7 +75,8 @@ class AsyncConsumer(ConsumerBase):
             raise
 
     async def _following_many(self) -> list[ConsumerBatch]:
-        """Return the next batches that take no memory beyond the answer; empty at the end."""
+        """Return the next batch, with those after it that take no memory beyond the answer; empty
+        at the end."""
         await self.open()
         self._core.handed_out()
         while not self._closed:

@@ -27,7 +27,7 @@ class Consumer(ConsumerBase):
     """Iterates over `ConsumerBatch`es; made by `Client.consumer`.
 
     For one thread at a time; only `close` may be called by another meanwhile: the iteration ends
-    within a second.
+    after a second, or when brokers are down after `request_timeout`.
     """
 
     def __init__(self, core: ConsumerCore, driver: BlockingDriver) -> None:
@@ -77,7 +77,8 @@ class Consumer(ConsumerBase):
             raise
 
     def _following_many(self) -> list[ConsumerBatch]:
-        """Return the next batches that take no memory beyond the answer; empty at the end."""
+        """Return the next batch, with those after it that take no memory beyond the answer; empty
+        at the end."""
         self.open()
         self._core.handed_out()
         while not self._closed:

@@ -1,8 +1,8 @@
 """The consumer's machine: from positions to batches, as operations. Invariants:
 
 - A partition is in at most one request; the caller receives its rows in offset order.
-- A row is skipped only on request (`seek`, `skip_corrupt`).
-- At most one reply waits; at most twice `fetch_bytes` are held, plus one larger batch.
+- A row in the log is skipped only on request (`seek`, `skip_corrupt`).
+- At most one reply waits; about twice `fetch_bytes` are held, plus one larger batch.
 - A partition that returned rows goes to the end of the next request.
 - An early answer without rows is followed by a growing pause; a partition that has rows and
   returns none for the request timeout is an error.

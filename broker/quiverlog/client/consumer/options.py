@@ -1,4 +1,4 @@
-"""The arguments of a consumer, checked before anything is sent."""
+"""The arguments of a consumer, and the checks that need no broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
 """Sockets: the asyncio driver, the blocking driver, reads of local files.
 
-Owns all I/O of the client, and no decisions.
+Owns the client's I/O with brokers, and no decisions.
 """

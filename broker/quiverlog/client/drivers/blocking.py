@@ -72,8 +72,7 @@ _OPTIONS: Final = (
 
 class ArrowMemory:
     """Buffers from Arrow's pool, which has the pages of freed tables at hand and counts them in
-    `pyarrow.total_allocated_bytes`. With `BufferPool` in its place a read of a million rows took
-    1.6 times as long (median of 22 pairs, each a table or a consumer)."""
+    `pyarrow.total_allocated_bytes`. With `BufferPool` in its place reads took longer."""
 
     __slots__ = ()
 

@@ -4,7 +4,8 @@
 
 An open batch is closed when it is full, when it has lingered, or on demand. Rows without a key go
 to one partition until its batch closes, then to the next ("sticky"). Rows of a partition keep their
-order; one that does not fit the schema, or a batch, fails alone.
+order, but for dicts sent with and without a partition; a dict that does not fit the schema, or a
+row that does not fit a batch, fails alone.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class AsyncSendFuture(Delivery):
         """Wait for the acknowledgement: one entry per partition and run of offsets.
 
         Args:
-            timeout: seconds; None waits for up to `delivery_timeout`.
+            timeout: seconds; None waits until the rows are acknowledged or have failed.
 
         Raises:
             RequestTimedOut: `timeout` has passed; the producer still tries to send the rows.
@@ -87,7 +87,9 @@ class AsyncProducer(ProducerBase):
         Raises:
             SchemaMismatch: the data does not fit; none of it was buffered. A single dict is
                 converted with its batch, so its error comes by the future instead.
-            BufferExhausted: there was no room for `delivery_timeout` seconds.
+            BufferExhausted: there was no room for `delivery_timeout` seconds; earlier rows of the
+                data are sent.
+            UnknownPartition, ClientClosed.
         """
         self._check_usable()
         if partition is not None:

@@ -39,7 +39,7 @@ __all__ = ["Identity", "ProduceCall", "ProducerCore", "ProducerOptions", "Work"]
 # A producer that sends refreshes its metadata to find new partitions.
 METADATA_AGE_US = 10_000_000
 
-# Failed sends that the next `flush` reports; later ones are not kept.
+# When the next `flush` has this many failed sends to report, later ones are not kept.
 FAILURES_KEPT_MAX = 1_000
 
 

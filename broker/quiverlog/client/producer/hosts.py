@@ -1,7 +1,7 @@
 """The hosts of producers: a background thread, or the client's event loop.
 
-Two pairs of classes of one shape: the blocking producer is generated, so every difference between
-loop and thread is here.
+Two pairs of classes of one shape: the blocking producer is generated, so loop and thread differ
+here.
 """
 
 from __future__ import annotations

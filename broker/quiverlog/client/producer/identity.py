@@ -8,8 +8,8 @@
 begins at 0 under another identity. Invariants:
 
 - The stored sequence numbers of a partition have no gap under one identity.
-- A batch gets other numbers only when it is known not to be stored under the old ones. Its checksum
-  covers them and is computed again (some 35 us a MiB).
+- A batch gets other numbers, and so another checksum, only when it is known not to be stored under
+  the old ones.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class SendFuture(Delivery):
         """Wait for the acknowledgement: one entry per partition and run of offsets.
 
         Args:
-            timeout: seconds; None waits for up to `delivery_timeout`.
+            timeout: seconds; None waits until the rows are acknowledged or have failed.
 
         Raises:
             RequestTimedOut: `timeout` has passed; the producer still tries to send the rows.
@@ -83,7 +83,9 @@ class Producer(ProducerBase):
         Raises:
             SchemaMismatch: the data does not fit; none of it was buffered. A single dict is
                 converted with its batch, so its error comes by the future instead.
-            BufferExhausted: there was no room for `delivery_timeout` seconds.
+            BufferExhausted: there was no room for `delivery_timeout` seconds; earlier rows of the
+                data are sent.
+            UnknownPartition, ClientClosed.
         """
         self._check_usable()
         if partition is not None:

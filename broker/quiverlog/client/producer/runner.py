@@ -1,7 +1,7 @@
 """Performs the steps of `ProducerCore` on an event loop, the caller's or the background thread's.
 
 Owns timers, the connections' futures and the producer's two questions: fresh metadata, and the next
-epoch of its id. It accesses the core under the lock only.
+epoch of its id. It changes the core under the lock only.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ SILENCE_US = LEADER_SILENCE_MS * 1_000
 
 @dataclass(slots=True, eq=False)
 class PartitionQueue:
-    """Oldest first: `in_flight`, then `retry`, then `queue`."""
+    """`in_flight` and `retry` are older than `queue`."""
 
     partition: int
     numbering: Numbering

@@ -2,10 +2,10 @@
 
 Batches are sliced at both ends of the asked range. Decoded columns point into the body. Invariants:
 
-- Batches cover the rows from the asked offset on, without gap or repetition; any other answer is
-  refused whole, so no row is skipped silently.
-- A batch that cannot be decoded is a CorruptBatch that names topic, partition and offsets; it names
-  an end only if the header itself is intact.
+- Batches cover the rows from the asked offset on, without gap or repetition; others are refused, so
+  no row is skipped silently.
+- A damaged batch is a CorruptBatch that names topic, partition and offset; it names an end only if
+  something confirms the number of rows.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ class BatchDecoder:
         return self._history.current
 
     def decode(self, stored: StoredBatch) -> Operation[ConsumerBatch]:
-        """Raises CorruptBatch, which names the place (`offset`, `next_offset`)."""
+        """Raises CorruptBatch, which names `offset` and, if confirmed, `next_offset`."""
         header = stored.header
         if stored.damage:
             raise self._corrupt(stored, stored.damage)

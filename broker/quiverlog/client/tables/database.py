@@ -13,7 +13,7 @@ __all__ = ["database_of"]
 
 
 def database_of(client: TopicReader, *, files: bool = False) -> DuckDBPyConnection:
-    """Open a connection of DuckDB in which every present topic is a table.
+    """Open a connection of DuckDB in which the topics of `list_topics` are tables.
 
     Tables have the topic's columns, and `_partition`, `_offset` and `_timestamp`. Columns that a
     query does not use are not decoded; conditions on these three narrow what is fetched. Close it
