@@ -1,5 +1,4 @@
-"""The Spark query of the demo as a child process: its start, its events on stdout, its end. It does
-not outlive the demo."""
+"""The Spark query of the demo as a child process: its start, its events on stdout, its end."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ __all__ = ["delays_per_day", "main", "session"]
 
 WATERMARK = "14 days"
 """In event time. A micro-batch takes from each partition in proportion to its backlog, and carriers
-do not fly evenly through the year: rows of different partitions come up to six days apart. Spark
-drops later rows; the query reports their number (0)."""
+do not fly evenly through the year: rows of different partitions come days apart. Spark drops later
+rows; the query reports their number."""
 
 DAY_BEGINS = "5 hours"
-"""New York's standard time is UTC-5, and no flight leaves between midnight and 01:00 local time:
-windows that begin at 05:00 UTC are calendar days, in summer too."""
+"""New York's standard time is UTC-5, and no flight is to leave between midnight and 01:00 local
+time: windows that begin at 05:00 UTC are calendar days, in summer too."""
 
 LATE_MIN = 15
 POLL_S = 0.1
@@ -91,7 +91,6 @@ def delays_per_day(flights: DataFrame, weather: DataFrame, airlines: DataFrame) 
 
 
 def report_event(event: str, **fields: object) -> None:
-    """Print one line for the parent process."""
     sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
     sys.stdout.flush()
 

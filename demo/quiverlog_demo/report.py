@@ -53,7 +53,6 @@ def by_carrier(delays: pa.Table) -> pa.Table:
 
 
 def by_day(delays: pa.Table) -> pa.Table:
-    """Sum up each day over all airlines."""
     groups = delays.group_by(["day"]).aggregate([(name, "sum") for name in _SUMMED])
     return _with_rates(groups.rename_columns(["day", *_SUMMED])).sort_by("day")
 

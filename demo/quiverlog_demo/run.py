@@ -69,7 +69,6 @@ class _SparkLeg:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Run the demo; return the exit code."""
     _check_requirements()
     for number in (signal.SIGTERM, signal.SIGHUP):
         # As with Ctrl-C: brokers and Spark must not outlive the demo.

@@ -1,4 +1,4 @@
 """A broker's configuration: keys, files, environment, flags, reload.
 
-Owns where values come from. Uses `server.observe`. Independent of sockets and the node.
+Owns where values come from. Uses `server.observe`.
 """

@@ -1,4 +1,4 @@
 """Client connections: listeners, frames, replies, limits, memory.
 
-Owns every socket that clients connect to. Uses `server.observe`.
+Owns clients' connections, but for HTTP. Uses `server.observe`.
 """

@@ -42,7 +42,8 @@ class ConnectionLimits:
 
     @property
     def check_s(self) -> float:
-        """The time between two calls of `look`: a quarter of the shortest limit."""
+        """The time between two calls of `look`: a quarter of the shortest limit, within 20 ms and
+        1 s."""
         shortest = min(self.idle_us, self.frame_us, self.write_stall_us) / 1e6
         return min(1.0, max(0.02, shortest / 4))
 

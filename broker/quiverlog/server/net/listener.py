@@ -121,7 +121,6 @@ class Listeners:
         self._acceptors.append(acceptor)
 
     def close(self) -> None:
-        """Accept no more; open connections stay."""
         for acceptor in self._acceptors:
             acceptor.close()
 

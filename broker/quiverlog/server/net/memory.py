@@ -4,8 +4,8 @@ Counts incomplete frames, requests that wait for their turn, and replies that cl
 taken. Above the budget, the connection with the highest cost (bytes times the time held) is closed:
 a client that sends a large frame at full speed outlives forty that each leave half a frame.
 
-What the node keeps of waiting requests has its own bounds. Views of mapped log files do not count:
-the kernel drops those pages when memory is short.
+What the node keeps of waiting requests takes up to half of it. Views of mapped log files do not
+count: the kernel drops those pages when memory is short.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The other end of a connection, as the kernel reports it. A system call that fails ends none."""
+"""The other end of a connection, as the kernel reports it. Failed system calls are ignored."""
 
 from __future__ import annotations
 

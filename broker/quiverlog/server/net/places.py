@@ -1,8 +1,9 @@
 """The place that a connection takes: a client's, a broker's, an operator's, or one at the door.
 
-Places for other brokers and for operators on this machine are reserved: clients cannot exhaust
-them. At a listener that both use, a connection counts as a client's until its HELLO names a broker.
-Without a free place it waits at the door for its HELLO. The claim to be a broker is not verified.
+Places for other brokers and for operators on this machine are reserved. At a listener that both
+use, a connection counts as a client's until its HELLO names a broker. Without a free place it waits
+at the door for its HELLO. The claim to be a broker is not verified, and every client on this
+machine may be the operator.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The broker's log: structured lines on standard error, as logfmt or JSON.
 
 Lines of one kind are bounded, so that clients cannot fill the disk; those left out are counted. A
-log that cannot be written never stops the broker. No request writes a line: it costs 10
-microseconds.
+write that fails does not stop the broker.
 """
 
 from __future__ import annotations
@@ -256,7 +255,7 @@ def make_logger(
 
 
 def bridge_logging(logger: Logger) -> None:
-    """Send warnings of libraries that use `logging` (asyncio, aiohttp) to `logger`."""
+    """Send warnings and errors of libraries that use `logging` (asyncio, aiohttp) to `logger`."""
     root = logging.getLogger()
     root.handlers[:] = [_Bridge(logger)]
     root.setLevel(logging.WARNING)

@@ -1,7 +1,7 @@
 """The counters of server and node as Prometheus' text.
 
-Imported at the first scrape: the library takes as long as 150 partitions take to open. Invariant:
-the number of series is bounded (topics beyond `topics_max` are counted together as `_other`).
+Imported at the first scrape: the start does not wait for the library. Invariant: the number of
+series is bounded (topics beyond `topics_max` are counted together as `_other`).
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class MetricsExporter:
         yield _histogram("event_loop_lag", "How late the loop runs timers.", m.loop_lag)
         worst = m.loop_lag_max.value(self._clock())
         yield _gauge("event_loop_lag_max_seconds", "Worst of the last minute or two.", worst / 1e6)
-        text = "Part of the last half minute in which the loop handled no request."
+        text = "Part of the time since a scrape at least 10 s ago that no request was handled in."
         yield _gauge("handler_idle_ratio", text, self._idle_ratio())
         yield _histogram("fsync", "Flushing a log to disk.", m.sync)
         yield _gauge("disk_free_bytes", "Free in the data directory.", m.disk_free_bytes)

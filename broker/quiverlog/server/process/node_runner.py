@@ -1,7 +1,7 @@
 """Runs the node: gives it events and performs the effects that it returns.
 
-`handle_many` gathers replies, `flush` sends those of a connection in one write. The timer follows
-`next_deadline_us`: it may fire early (the node then does nothing), never late.
+`handle_many` gathers replies, `flush` sends those of a connection in one write. The timer is set
+for `next_deadline_us`, or still for an earlier one, at which the node then does nothing.
 """
 
 from __future__ import annotations

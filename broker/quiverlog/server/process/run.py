@@ -180,7 +180,7 @@ _REFUSED_PATHS = frozenset(
 )
 """The user may not use the data directory, or something else has a file's name."""
 _SWITCH_INTERVAL_S = 0.001
-"""The longest time that a thread which renders metrics keeps the interpreter from the loop."""
+"""How long another thread, such as one that renders metrics, may keep the interpreter."""
 
 
 def run_broker(
