@@ -1,4 +1,4 @@
 """`cluster`, `quorum` and `config`: commands about brokers.
 
-Owns options and output; the rules are the brokers'. Imports `cli.moves` and `cli.console` only.
+Owns options and output. Of `cli` it imports `cli.moves` and `cli.console` only.
 """

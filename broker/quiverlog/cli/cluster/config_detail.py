@@ -55,7 +55,7 @@ def compared(
     broker: int | None,
     show_all: bool,
 ) -> list[Shown]:
-    """Return the lines to show, by key. Brokers with the same value and source share a line."""
+    """Return the lines to show. Without a scope brokers of one value and source share a line."""
     by_key: dict[str, dict[int, BrokerSetting]] = {}
     for node_id, found in asked.by_broker.items():
         for key, one in found.settings.items():
@@ -75,7 +75,7 @@ def compared(
 
 
 def _of_cluster(key: str, settings: Mapping[int, BrokerSetting]) -> Shown:
-    """Return the value set for the cluster; `others` have not applied it yet."""
+    """Return the value set for the cluster. `others` have their own, or have not applied it yet."""
     value = next((one.in_cluster for one in settings.values() if one.in_cluster is not None), None)
     some = next(iter(settings.values()))
     now = value if value is not None else some.default

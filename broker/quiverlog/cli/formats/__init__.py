@@ -1,4 +1,4 @@
 """Rows and schemas as files and text: CSV, JSON, Parquet, Arrow, tables, templates.
 
-Owns how values are written as text and read from it. Imports `cli.console` only.
+Owns how values are written as text and read from it. Of `cli` it imports `cli.console` only.
 """

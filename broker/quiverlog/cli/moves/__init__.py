@@ -1,5 +1,5 @@
 """Moving partitions between brokers: plans, their files, tables and progress.
 
-Owns `partition reassign` and what the commands of topics and clusters use of it. Imports
-`cli.console` only.
+Owns `partition reassign` and what the commands of topics and clusters use of it. Of `cli` it
+imports `cli.console` only.
 """

@@ -1,4 +1,4 @@
 """`produce`, `consume`, `sql`, `perf`: commands that write and read rows.
 
-Imports `cli.formats` and `cli.console` only.
+Of `cli` it imports `cli.formats` and `cli.console` only.
 """

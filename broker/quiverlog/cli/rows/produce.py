@@ -42,8 +42,7 @@ _FUTURES_KEPT_MAX = 64
 """Unread outcomes; the producer's own buffer bounds the bytes."""
 _BATCH_BYTES = 4 * MIB
 _BATCH_ROWS = 262_144
-"""For a file: a request costs both sides as much as 100 KiB of rows. A pipe's batches end by the
-producer's linger."""
+"""For a file. A pipe's batches end by the producer's linger."""
 _FAILED_WAIT_S = 10.0
 """The wait for sends in flight after a failure."""
 _INTERRUPTED_WAIT_S = 5.0

@@ -1,4 +1,4 @@
 """`broker`, `dev`, `doctor`, `dump-log`, `docs`, `profile`: commands about this machine.
 
-Imports `cli.console` only.
+Of `cli` it imports `cli.console` only.
 """

@@ -1,5 +1,4 @@
 """`topic` and `partition`: commands about topics and their partitions.
 
-Owns options and output; the rules are the brokers'. Imports `cli.moves`, `cli.formats` and
-`cli.console` only.
+Owns options and output. Of `cli` it imports `cli.moves`, `cli.formats` and `cli.console` only.
 """
