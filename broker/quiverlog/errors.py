@@ -396,7 +396,7 @@ class InvalidProducerEpoch(QuiverlogError):
 
 class UnknownProducerId(QuiverlogError):
     code = 54
-    hint = "The leader no longer has this producer's state: open a new producer."
+    hint = "The leader does not have this producer's state: open a new producer."
 
 
 class InvalidTimestamp(QuiverlogError):
@@ -452,7 +452,7 @@ class UnsupportedDurability(QuiverlogError):
 class ThrottledBroker(QuiverlogError):
     code = 62
     retriable = True
-    hint = "The broker has too much unacknowledged work; try again."
+    hint = "The broker has too much to do, or has not finished what this needs: try again."
 
 
 class NotEnoughReplicasAfterAppend(QuiverlogError):

@@ -48,13 +48,13 @@ class Plan(NamedTuple):
     shape: IpcShape | None
     """From this library's encoder; None where it is not constant."""
     bit_widths: tuple[int, ...] | None
-    """None where some bits are no value of a column's type."""
+    """None unless all columns are integers, floats, booleans or timestamps."""
     head_bytes: int
     """Length of the metadata where accepted metadata is cached; else 0."""
 
 
 _plans: dict[int, Plan] = {}
-"""By the schema object's id; the plan keeps the schema alive: an id is not used again."""
+"""By the schema object's id, which no other gets while the plan keeps the schema alive."""
 
 _passed: dict[tuple[int, bytes], tuple[Plan, IpcMetadata]] = {}
 """Accepted metadata, by schema and bytes, from which everything but `_goes_with` follows.

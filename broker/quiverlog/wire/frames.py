@@ -336,8 +336,7 @@ class FrameReceiver:
             before `buffer_updated` returns. None: a buffer of its own.
         own_bodies: every body gets its own memory, valid as long as a view of it lives (clients:
             decoded Arrow arrays point into it). Otherwise the views of a small frame are valid
-                until
-            the next `get_buffer()` of any receiver that shares the scratch.
+            until the next `get_buffer()` of any receiver that shares the scratch.
         pool: source of the buffers for large frames; None: a pool of its own.
 
     After an exception, or with an `error`, close the connection.

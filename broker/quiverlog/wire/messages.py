@@ -317,7 +317,7 @@ class FetchResponse(Response, array_like=True, gc=False):
 
 # --- LIST_OFFSETS ---------------------------------------------------------------------------------
 class ListOffsetsPartition(Part, array_like=True, gc=False):
-    """`at`: LATEST, EARLIEST, or microseconds since 1970 (first batch with a row at or after it).
+    """`at`: LATEST, EARLIEST, or microseconds since 1970 (first row at or after that time).
 
     `known_offset` is used with `max_wait_ms` only.
     """

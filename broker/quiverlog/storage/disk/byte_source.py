@@ -36,7 +36,7 @@ class ByteSource(Protocol):
     def size(self) -> int: ...
 
     def read(self, position: int, size: int) -> memoryview:
-        """Return a copy, shorter only at the end of the source."""
+        """Return bytes, fewer only at the end of the source."""
 
 
 class BufferBytes:

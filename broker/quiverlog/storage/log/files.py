@@ -118,7 +118,7 @@ def printable(name: str) -> str:
 
 def read_topic_id(disk: Disk, directory: str) -> bytes | None:
     """Return the topic's id; empty if its file is missing, torn (by a power failure during the
-    creation) or without a valid id; None if it cannot be read."""
+    creation) or without a valid id; None if it cannot be read. Raises UnsupportedFormat."""
     path = f"{directory}/{PARTITION_FILE}"
     try:
         file = _DECODER.decode(disk.read_file(path))

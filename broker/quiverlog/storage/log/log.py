@@ -211,7 +211,7 @@ class Log:
         return log
 
     def distrust(self, offset: int) -> None:
-        """Verify rows from `offset` on again, also this process's own: a reader got damaged
+        """Verify the segment of `offset` again, also this process's own rows: a reader got damaged
         bytes."""
         for segment in self._segments.holding(offset)[:1]:
             assert not segment.dropped

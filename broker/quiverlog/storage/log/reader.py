@@ -280,8 +280,8 @@ class LogReader:
         cold_ok: bool = True,
         just_read: JustRead = (),
     ) -> tuple[int, int] | None:
-        """Return (first offset, newest time) of the first batch that has a row of `at_us` or later;
-        not an offset below the log start.
+        """Return (offset, time) of the first row whose time is `at_us` or later, if any. A row's
+        time is the newest of its batch.
 
         `from_offset`: `NotResident.offset` of the last try. Otherwise as `read_answers`. Raises
         CorruptLog: damage lies in the way.

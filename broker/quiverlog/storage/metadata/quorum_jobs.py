@@ -248,7 +248,7 @@ class Written(NamedTuple):
 
 class WriteJob:
     """`state_written`: the hard state is durable, whatever became of the rest. `harmless`: the job
-    failed and changed nothing but a temporary file."""
+    failed and changed, besides the hard state, a temporary file at most."""
 
     __slots__ = ("_plate", "append", "harmless", "key", "kind", "state_written", "write")
 

@@ -223,7 +223,7 @@ class QuorumLog:
     def fail_write(self, job: WriteJob, error: BaseException) -> bool:
         """Record the job's `error`; return whether the log is out of service now.
 
-        False: nothing that was shown has changed, and the whole write may be tried again.
+        False: at most the hard state has changed, and the whole write may be tried again.
         """
         # It is durable, whatever became of the rest: a vote must not be given twice.
         if job.state_written and job.write.hard_state is not None:

@@ -383,7 +383,7 @@ class Segment:
         self.trusted_from = min(self.trusted_from, position)
 
     def distrust(self) -> None:
-        """Verify again before anything is served: the disk refused bytes of this file."""
+        """Verify again before anything is served: some bytes were refused or damaged."""
         self.trusted_from = self.file.size
         self._verified = []
         self.tail = (0, -1)

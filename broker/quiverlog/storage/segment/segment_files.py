@@ -187,7 +187,7 @@ class SegmentFiles(NamedTuple):
         """Load the index from the file, else from the batches.
 
         Raises:
-            UnsupportedFormat: a newer version wrote the segment.
+            UnsupportedFormat: the segment has another format version.
             OSError: a file cannot be opened.
         """
         assert self.base_offset <= self.end_offset
