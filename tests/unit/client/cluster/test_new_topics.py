@@ -70,7 +70,9 @@ def test_a_leader_that_never_applies_a_topic_is_not_asked_for_ever(
     with contextlib.suppress(quiverlog.QuiverlogError):
         producer.close()
     broker.fault(m.ListOffsetsRequest, *never)
-    with pytest.raises(quiverlog.NotLeader, match="has not applied this topic"):
+    # On a busy machine the time may end within a request, which names this as what came before.
+    ends = (quiverlog.NotLeader, quiverlog.RequestTimedOut)
+    with pytest.raises(ends, match="has not applied this topic"):
         client.list_offsets("t")
 
 
