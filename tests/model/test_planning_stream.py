@@ -390,6 +390,20 @@ def test_older_spark_without_a_starting_offset() -> None:
     assert ranges == {(0, 10, 20), (1, 0, 2)}
 
 
+def test_older_spark_without_a_start_reports_the_rows_of_a_deleted_topic() -> None:
+    """By their end's offset; the report named a position with its epoch."""
+    log = log_with(20)
+    stream = SimulatedQuery(log)
+    stream.start()
+    planner = stream.planner
+    assert planner is not None
+    end = planner.latest_offset(None, unlimited=False)
+    log.delete("t")
+    nowhere = {"v": 1, "topics": {}}
+    with pytest.raises(DataLoss, match=r"^t-0 is gone, and its rows before 20\."):
+        planner.ranges(nowhere, end)
+
+
 def test_a_replayed_batch_that_was_trimmed_beyond_its_end_has_no_rows(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

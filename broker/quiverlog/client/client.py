@@ -73,12 +73,12 @@ def connect(
             be down. A missing port means 9292. None: the environment's QUIVERLOG_BOOTSTRAP_SERVER,
             else `"127.0.0.1:9292"`.
         client_id: shown in the broker's logs and metrics.
-        connect_timeout: seconds to wait for one broker to accept a connection.
+        connect_timeout: seconds for one broker to accept a connection and answer on it.
         request_timeout: seconds that an operation, its retries included, may take.
 
     Raises:
-        ConnectionFailed: none of the addresses answered.
-        InvalidArgument: an address that is not host:port, or a timeout that is not positive.
+        ConnectionFailed, RequestTimedOut: none of the addresses answered.
+        InvalidArgument: an address that is not host:port, or another value out of its range.
     """
 
     def open_() -> Client:

@@ -24,7 +24,7 @@ __all__ = ["AsyncReading"]
 class AsyncReading:
     """Rows between fixed offsets; made by `AsyncClient.read`.
 
-    Each iteration reads the same rows anew, and holds at most the rows of two fetches.
+    Each iteration reads the same rows anew, and holds about the rows of two fetches.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ __all__ = ["Reading"]
 class Reading:
     """Rows between fixed offsets; made by `Client.read`.
 
-    Each iteration reads the same rows anew, and holds at most the rows of two fetches.
+    Each iteration reads the same rows anew, and holds about the rows of two fetches.
     """
 
     def __init__(

@@ -25,7 +25,6 @@ CLOSE: Final = "close log"
 CHECK: Final = "check rows"
 """The kind of job that takes processor time for seconds."""
 _CHECK_THREADS: Final = 2
-"""As many as the node starts at once."""
 
 
 class FinishedJob(NamedTuple):
