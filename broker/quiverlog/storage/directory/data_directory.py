@@ -47,7 +47,7 @@ __all__ = ["RESERVE_BYTES", "ClockNote", "DataDirectory", "PartitionDirectories"
 
 _ORPHANS_OF_A_NAME_MAX: Final = 1_000
 _REMOVED_AT_ONCE: Final = 16
-"""Leftovers that a start removes before it serves, with a flush each."""
+"""Beyond these, leftovers whose name no partition has are removed while requests are served."""
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def typed_errors(path: str) -> Iterator[None]:
 
 
 def _is_of_the_disk(error: QuiverlogError) -> bool:
-    """Return True for a failure of the disk; False for a format from the future."""
+    """Return True for a failure of the disk; False for another format."""
     return isinstance(error.__cause__, OSError) or error.retriable
 
 
