@@ -28,7 +28,12 @@ def _flag(setting: Setting) -> click.Option:
     metavar = "|".join(setting.choices) or setting.kind.value.upper()
     # A text: `load_config` checks it together with the values of file and environment.
     return click.Option(
-        [flag, setting.field], metavar=metavar, help=text, shell_complete=_completion(setting)
+        [flag, setting.field],
+        # For the shell's completion only: nothing of the file is checked.
+        type=click.Path(readable=False) if setting.key.endswith(".file") else click.STRING,
+        metavar=metavar,
+        help=text,
+        shell_complete=_completion(setting),
     )
 
 
