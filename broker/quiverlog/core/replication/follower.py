@@ -52,7 +52,7 @@ LEGAL: Final[dict[Phase, frozenset[Phase]]] = {
         )
     ),
     Phase.CUTTING: frozenset((Phase.WAITING, Phase.ASKING, Phase.OFFLINE)),
-    Phase.SKIPPING: frozenset((Phase.WAITING, Phase.ASKING, Phase.FAILED, Phase.OFFLINE)),
+    Phase.SKIPPING: frozenset((Phase.WAITING, Phase.ASKING, Phase.OFFLINE)),
     Phase.FETCHING: frozenset(
         (
             Phase.WAITING,

@@ -145,6 +145,8 @@ def test_rows_that_the_leader_has_given_up_are_skipped() -> None:
     assert follower.answered(beyond, 0) == Skip(50)
     follower.led_by(10, has_leader=False)
     assert follower.phase is Phase.SKIPPING, "the job is under way"
+    with pytest.raises(AssertionError, match="skipping to failed"):
+        follower.failed(0)
     follower.cut()
     assert follower.phase is Phase.WAITING
 
