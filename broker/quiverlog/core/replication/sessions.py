@@ -106,7 +106,7 @@ class FetchSession(FollowerSession):
 
 
 class FetchSessions:
-    """`first_id` differs with each start of the broker."""
+    """`first_id`: random at each start of the broker."""
 
     __slots__ = ("_by_broker", "_entries_max", "_next_id", "_session_entries_max", "_sessions_max")
 

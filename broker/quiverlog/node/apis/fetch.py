@@ -136,7 +136,7 @@ class FetchAnswer:
                         entry.topic_id, entry.partition, from_follower=entry.from_follower
                     )
                     missing.append(Missing(replica, cold, loaded))
-                    # Loads no more than the answer may hold.
+                    # Loads about as much as the answer may hold.
                     missing_bytes += getattr(cold.job, "size", 0)
                     if self.byte_count + missing_bytes >= self._bytes_max:
                         break

@@ -68,7 +68,7 @@ HANDLERS: Final[dict[type[m.Request], Callable[[Broker, RequestReceived, Now], N
     BrokerHeartbeatRequest: handle_broker_heartbeat,
     ReportLogEndsRequest: handle_report_log_ends,
 }
-"""Answered, or parked, in the call that brings them."""
+"""Answered, or set to wait, in the call that brings them."""
 
 STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = {
     m.MetadataRequest: describe.handle_metadata,

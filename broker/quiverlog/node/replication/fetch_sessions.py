@@ -25,7 +25,7 @@ class CopySessions:
         self._parked: dict[FetchSession, Waiter] = {}
 
     def begin(self, first_id: int) -> None:
-        """Start with ids that no session of an earlier registration had."""
+        """Start at a random id: sessions of an earlier start are not taken for these."""
         assert not self._parked, "no fetch was served before"
         self.sessions = FetchSessions(first_id)
 

@@ -1,9 +1,9 @@
 """The wall clock that retention believes, within a life of the broker and across restarts.
 
-Deleted rows do not come back when a clock is set right, so one that runs ahead is believed only
-after an hour of the monotonic clock, in which it has stayed there. Across restarts a note in the
-data directory holds the believed time and how much of the hour is over. Timestamps of rows prove
-nothing: the same clocks made them.
+Deleted rows do not come back when a clock is set right, so one that jumps ahead by over a minute is
+believed only after an hour of the monotonic clock, in which it stays there. Across restarts a note
+in the data directory holds the believed time and how much of the hour is over. Timestamps of rows
+prove nothing: the same clocks made them.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class PeerProofs:
         """Return the answer to one step of the proof.
 
         Raises:
-            AuthenticationFailed: the proof does not count; the log has the reason.
+            AuthenticationFailed: the proof does not count; the log has one reason a minute.
             InvalidRequest: another mechanism, or the connection is proved.
         """
         if request.mechanism != CLUSTER_SHA_256:

@@ -1,7 +1,7 @@
 """Requests that wait for rows, offsets or the disk, and when they are checked again.
 
 Owns their deadlines (one heap) and the shares of long polls of a connection, a client id and an
-address. While there is room for two of each connection, a small first one always finds its place.
+address. While there is room for two of each connection, others leave room for a small first one.
 
 Invariants: a waiter is answered or dropped once, and checked after every change, in this call or a
 later one; beyond 256 entries, the heap holds about twice as many as wait.
