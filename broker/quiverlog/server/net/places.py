@@ -2,8 +2,8 @@
 
 Places for other brokers and for operators on this machine are reserved. At a listener that both
 use, a connection counts as a client's until its HELLO names a broker. Without a free place it waits
-at the door for its HELLO. The claim to be a broker is not verified, and every client on this
-machine may be the operator.
+at the door for its HELLO. The claim to be a broker takes the place before any proof, and every
+client on this machine may take an operator's.
 """
 
 from __future__ import annotations
