@@ -105,8 +105,9 @@ _KEYS: Final = (
         _CHOICE,
         "auto",
         "Whether other brokers must prove that they have the secret. `auto`: where the data"
-        " directory was made with one, which it remembers. `false` takes brokers without proof and"
-        " counts them, for the time in which a running cluster gets its secret.",
+        " directory was made with one, or the value was `true` before, which the directory"
+        " remembers. `false` takes brokers without proof and counts them while it is given, for"
+        " the time in which a running cluster gets its secret.",
         choices=("auto", "true", "false"),
         because="proofs are asked for, or not, from the start",
     ),

@@ -139,10 +139,14 @@ def start(broker: Broker, join: Callable[[Now], None], now: Now) -> None:
         cluster_id=config.cluster_id,
         entropy=broker.entropy,
         proof_required=bool(config.cluster_secrets) and config.proof_required is not False,
+        also_of_old=config.proof_required is True,
     )
     broker.take(directory)
     try:
         broker.proofs.begin(config, directory.cluster_id, recorded=directory.proof_required)
+        broker.live_config.in_force["cluster.secret.required"] = (
+            "true" if broker.proofs.is_required else "false"
+        )
         _start_in(broker, directory, join, now)
     except BaseException:
         _give_back(broker, directory)
@@ -334,14 +338,15 @@ def run_if_started(broker: Broker, now: Now) -> None:
         topics=len(broker.metadata.image.topics),
         partitions=len(broker.replicas),
         offline=len(broker.assignment.offline),
+        proof_required=broker.proofs.is_required,
     )
     _warn_of_strangers(broker)
     broker.outbox.emit(StartComplete())
 
 
 def _warn_of_strangers(broker: Broker) -> None:
-    """A lone broker serves no other: only one that has others takes them without proof."""
-    if broker.proofs.is_required or not has_others(broker):
+    """A lone broker serves no other, and takes none without proof."""
+    if broker.proofs.is_required or not (broker.config.lets_others_join or has_others(broker)):
         return
     broker.outbox.log(
         "warning",

@@ -51,6 +51,7 @@ class LiveConfig:
         "_outbox",
         "_setters",
         "_values",
+        "in_force",
     )
 
     def __init__(
@@ -71,6 +72,8 @@ class LiveConfig:
         self._setters = setters
         self._give_defaults = give_defaults
         self._broker_configs: Mapping[int, Mapping[str, str]] = {}
+        self.in_force: dict[str, str] = {}
+        """What is shown in place of `auto`, by key."""
         self._values = {key: self._value(key) for key in _LIVE}
 
     def look(self, now: Now) -> None:
@@ -139,7 +142,7 @@ class LiveConfig:
         given = self._given.get(key)
         return BrokerConfigEntry(
             key=key,
-            value=value.text,
+            value=self.in_force.get(key, value.text),
             source=value.source,
             changes_live=key in self._values,
             default=_default(key),

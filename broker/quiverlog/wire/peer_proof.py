@@ -36,6 +36,7 @@ SECRETS_MAX: Final = 2
 """While a secret is replaced the new one and the old one count."""
 SECRET_BYTES_MIN: Final = 32
 SECRET_BYTES_MAX: Final = 1_024
+_TEXT: Final = frozenset((*range(0x20, 0x7F), ord("\t")))
 _MAC_BYTES: Final = hashlib.sha256().digest_size
 _NODE_IDS: Final = struct.Struct("<II")
 _LENGTH: Final = struct.Struct("<I")
@@ -77,6 +78,12 @@ def parse_secrets(text: bytes) -> ClusterSecrets:
     """
     found: list[bytes] = []
     for number, line in enumerate(text.splitlines(), 1):
+        # A mark before a comment would make it a secret, that of every file with the comment.
+        if not _TEXT.issuperset(line):
+            raise ValueError(
+                f"line {number} has bytes that are not printable ASCII: write the file as plain"
+                " text, without a byte order mark"
+            )
         secret = line.strip()
         if not secret or secret.startswith(b"#"):
             continue

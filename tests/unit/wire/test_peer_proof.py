@@ -217,6 +217,11 @@ def test_the_shortest_and_the_longest_secret_are_taken(size: int) -> None:
     assert parse_secrets(b"s" * size).values == (b"s" * size,)
 
 
+def test_every_printable_character_and_the_tab_may_be_in_a_secret() -> None:
+    secret = b"\t".join((bytes(range(0x21, 0x7F)), bytes(range(0x20, 0x7F)), b"x"))
+    assert parse_secrets(secret).values == (secret,)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -225,8 +230,13 @@ def test_the_shortest_and_the_longest_secret_are_taken(size: int) -> None:
         (b"\n" + b"s" * (SECRET_BYTES_MIN - 1), "line 2 has 31 bytes, a secret has 32 to 1024"),
         (b"s" * (SECRET_BYTES_MAX + 1), "line 1 has 1025 bytes"),
         (b"\n".join([NEW, OLD, OTHER]), f"3 lines are secrets, at most {SECRETS_MAX} count"),
+        (b"\xef\xbb\xbf# " + NEW + b"\n" + OLD, "line 1 has bytes that are not printable ASCII"),
+        (("# \n" + "s" * 40).encode("utf-16"), "line 1 has bytes"),
+        (b"# \n" + bytes(SECRET_BYTES_MIN), "line 2 has bytes"),
+        (b"s" * SECRET_BYTES_MIN + b"\x1f", "line 1 has bytes"),
+        (b"s" * SECRET_BYTES_MIN + b"\x7f", "line 1 has bytes"),
     ],
-    ids=["empty", "a comment", "short", "long", "three"],
+    ids=["empty", "a comment", "short", "long", "three", "mark", "utf-16", "nul", "1f", "7f"],
 )
 def test_a_file_that_is_no_list_of_secrets_is_refused(text: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why) as refused:

@@ -48,13 +48,14 @@ def new(file: Path | None) -> None:
 @debug_option
 def rotate(file: Path) -> None:
     """Put a new secret before the one in FILE. Both count until the old one is retired."""
-    lines = _read(file)
-    if len(lines) == SECRETS_MAX:
+    lines, at = _read(file)
+    if len(at) == SECRETS_MAX:
         raise CommandFailed(
             f"{file} has {SECRETS_MAX} secrets: when every broker has both,"
             f" `quiverlog secret retire {file}` takes the old one out."
         )
-    _replace(file, [make_secret(), *lines])
+    lines.insert(at[0], make_secret())
+    _replace(file, lines)
     print(f"{file} has a new secret before the old one: give every broker this file")
 
 
@@ -63,20 +64,25 @@ def rotate(file: Path) -> None:
 @debug_option
 def retire(file: Path) -> None:
     """Take the old secret out of FILE, when every broker has the new one."""
-    lines = _read(file)
-    if len(lines) == 1:
+    lines, at = _read(file)
+    if len(at) == 1:
         raise CommandFailed(f"{file} has one secret, which stays.")
-    _replace(file, lines[:1])
+    del lines[at[1]]
+    _replace(file, lines)
     print(f"{file} has the new secret alone: give every broker this file")
 
 
-def _read(file: Path) -> list[str]:
+def _read(file: Path) -> tuple[list[str], list[int]]:
+    """Return the lines of a file, and which of them are secrets."""
     try:
-        return [one.decode() for one in parse_secrets(file.read_bytes()).values]
+        text = file.read_bytes()
+        parse_secrets(text)
     except OSError as error:
         raise CommandFailed(f"{file} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise CommandFailed(f"{file}: {error}.") from None
+    lines = text.decode().splitlines()
+    return lines, [at for at, one in enumerate(lines) if one.strip() and one.lstrip()[0] != "#"]
 
 
 def _replace(file: Path, lines: list[str]) -> None:

@@ -38,7 +38,7 @@ def read_secret_file(path: str) -> ClusterSecrets:
     try:
         # O_NONBLOCK: opening a FIFO would wait until its other end is opened.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb", buffering=0) as file:
+        try:
             mode = os.fstat(fd).st_mode
             if not stat.S_ISREG(mode):
                 raise InvalidConfig(f"{where}: not a regular file.")
@@ -48,7 +48,9 @@ def read_secret_file(path: str) -> ClusterSecrets:
                     f" {stat.S_IMODE(mode):04o}): `chmod o= {path}`, and make a new secret where"
                     " others may have read it."
                 )
-            text = file.read(_FILE_BYTES_MAX + 1)
+            text = os.read(fd, _FILE_BYTES_MAX + 1)
+        finally:
+            os.close(fd)
     except OSError as error:
         raise InvalidConfig(f"{where}: cannot be read: {error.strerror or error}.") from None
     if len(text) > _FILE_BYTES_MAX:

@@ -387,10 +387,12 @@ class DataDirectory:
         cluster_id: str = "",
         entropy: Callable[[int], bytes],
         proof_required: bool = False,
+        also_of_old: bool = False,
     ) -> DataDirectory:
         """Take the directory, making it when missing; a new one counts as clean. Needs no free byte
         in a directory that was used before. An empty `cluster_id` takes the directory's own, or a
-        new one. A new directory gets `proof_required`."""
+        new one. A new directory records `proof_required`; an older one if `also_of_old`, which
+        takes room once."""
         with typed_errors(path):
             disk.make_dir(f"{path}/data")
             disk.make_dir(f"{path}/metadata")
@@ -400,7 +402,9 @@ class DataDirectory:
                 notes += move_aside(disk, path, _REPLACEABLE)
                 notes += move_aside(disk, f"{path}/metadata", _UNFINISHED)
                 node, fresh = load_node(
-                    disk, path, node_id, cluster_id, entropy, proof_required=proof_required
+                    *(disk, path, node_id, cluster_id, entropy),
+                    proof_required=proof_required,
+                    also_of_old=also_of_old,
                 )
                 incarnation = entropy(16)
                 directory = cls(disk, path, lock, node, incarnation=incarnation)

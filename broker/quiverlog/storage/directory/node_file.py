@@ -1,5 +1,5 @@
-"""`node.json`: the cluster, the node and the id of a data directory. Written once; its values have
-a checksum."""
+"""`node.json`: the cluster, the node and the id of a data directory. Written once, and again when
+proofs are required from then on; its values have a checksum."""
 
 from __future__ import annotations
 
@@ -64,8 +64,13 @@ def load_node(
     entropy: Callable[[int], bytes],
     *,
     proof_required: bool = False,
+    also_of_old: bool = False,
 ) -> tuple[NodeFile, bool]:
-    """Return the file, and whether it was made now; then it gets `proof_required`."""
+    """Return the file, and whether it was made now; then it gets `proof_required`.
+
+    Args:
+        also_of_old: so does a file without it.
+    """
     file = f"{path}/node.json"
     if not disk.exists(file):
         if disk.list(f"{path}/data") or disk.list(f"{path}/metadata"):
@@ -87,6 +92,9 @@ def load_node(
         )
     if node.node_id != node_id:
         raise ForeignDataDirectory(f"{path} belongs to node {node.node_id}, this is {node_id}.")
+    if also_of_old and proof_required and node.proof_required is msgspec.UNSET:
+        node.proof_required = True
+        _write(disk, path, node)
     return node, False
 
 

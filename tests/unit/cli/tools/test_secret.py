@@ -73,6 +73,19 @@ def test_a_secret_is_rotated_and_the_old_one_retired(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["secret"]
 
 
+def test_comments_stay(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    run("new", file)
+    (old,) = lines(file)
+    file.write_text(f"# of the cluster in the cellar\n\n{old}\n  # its end\n")
+    assert run("rotate", file).exit_code == 0
+    first, empty, new, kept, last = lines(file)
+    assert (first, empty, last) == ("# of the cluster in the cellar", "", "  # its end")
+    assert kept == old != new
+    assert run("retire", file).exit_code == 0
+    assert lines(file) == [first, "", new, last]
+
+
 def test_a_link_to_the_file_stays_one(tmp_path: Path) -> None:
     file, link = tmp_path / "secret", tmp_path / "link"
     run("new", file)

@@ -22,6 +22,7 @@ from quiverlog.node.runtime.events import ConnectionOpened, RequestReceived, Sec
 from quiverlog.wire import messages as m
 from quiverlog.wire.authentication_messages import CLUSTER_SHA_256, AuthenticateRequest
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest
+from quiverlog.wire.config_messages import DescribeConfigsRequest
 from quiverlog.wire.peer_proof import NONCE_BYTES, ClusterSecrets, Connector, Parties
 from quiverlog.wire.registry import APIS, SENDERS
 from tests.support.node import NodeDriver
@@ -217,6 +218,7 @@ def test_a_proof_binds_its_connection_although_none_is_required(lenient: NodeDri
 
 def test_a_broker_without_a_secret_asks_for_none_and_warns_of_none(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path, cluster_id="c")
+    node.lines.clear()
     assert beat(node) == 74
     assert not [one for one in node.lines if one.level in ("warning", "error")]
     assert step(node, struct.pack("<II32x", 2, 0)).error_code == AuthenticationFailed.code
@@ -308,6 +310,31 @@ def test_a_directory_that_was_made_without_a_secret_asks_when_it_is_told(tmp_pat
     assert beat(node) == 74
     node.restart(proof_required=True)
     assert beat(node) == NotAuthenticated.code
+    node.restart(proof_required=None)
+    assert beat(node) == NotAuthenticated.code, "the key was lost, and opens nothing"
+    node.restart(proof_required=False)
+    assert beat(node) == 74
+    node.restart(proof_required=None)
+    assert beat(node) == NotAuthenticated.code, "`false` counts while it is given"
+
+
+def test_the_value_in_force_is_shown(tmp_path: Path) -> None:
+    def shown() -> list[object]:
+        key = "cluster.secret.required"
+        found, _ = node.call(DescribeConfigsRequest(keys=[key]))
+        started = [one for one in node.lines if one.event == "started"][-1]
+        return [found.configs[0].value, started.fields["proof_required"]]
+
+    node = NodeDriver(tmp_path, cluster_id="c")
+    assert shown() == ["false", False]
+    node.restart(cluster_secrets=secrets(NEW))
+    assert shown() == ["false", False]
+    node.restart(proof_required=True)
+    assert shown() == ["true", True]
+    node.restart(proof_required=None)
+    assert shown() == ["true", True]
+    node.restart(proof_required=False)
+    assert shown() == ["false", False]
 
 
 def test_what_is_recorded_cannot_be_lost_by_a_flipped_bit(node: NodeDriver, tmp_path: Path) -> None:
@@ -327,7 +354,18 @@ def test_a_directory_without_the_requirement_looks_as_before(tmp_path: Path) -> 
     assert "proof" not in (Path(node.config.data_dir) / "node.json").read_text()
 
 
-def test_a_broker_that_has_no_other_warns_of_none(tmp_path: Path) -> None:
-    node = NodeDriver(tmp_path, cluster_id="c")
+@pytest.mark.parametrize(("cluster_id", "count"), [("", 0), ("c", 1)])
+def test_a_broker_that_others_may_join_warns_from_its_first_start(
+    tmp_path: Path, cluster_id: str, count: int
+) -> None:
+    def warnings() -> int:
+        found = [one for one in node.lines if one.level in ("warning", "error")]
+        assert {one.event for one in found} <= {"other brokers are taken without proof"}
+        return len(found)
+
+    node = NodeDriver(tmp_path, cluster_id=cluster_id)
+    assert warnings() == count
     node.restart(cluster_secrets=secrets(NEW), proof_required=False)
-    assert not [one for one in node.lines if one.level in ("warning", "error")]
+    assert warnings() == 2 * count
+    node.restart(proof_required=True)
+    assert warnings() == 2 * count

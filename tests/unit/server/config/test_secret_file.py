@@ -60,11 +60,21 @@ def test_what_is_no_file_is_refused_and_waited_for_by_nobody(tmp_path: Path) -> 
     os.mkfifo(pipe, 0o600)
     for path, why in (
         (pipe, "not a regular file"),
-        (tmp_path, "not a regular file|Is a directory"),
+        (tmp_path, "not a regular file"),
         (tmp_path / "none", "No such file"),
     ):
         with pytest.raises(InvalidConfig, match=why):
             read_secret_file(str(path))
+
+
+def test_a_refused_path_takes_no_descriptor(file: Path, tmp_path: Path) -> None:
+    others = written(tmp_path / "others", OLD, mode=0o644)
+    before = len(os.listdir("/proc/self/fd"))
+    for path in (tmp_path, others) * 5:
+        with pytest.raises(InvalidConfig):
+            read_secret_file(str(path))
+    read_secret_file(str(file))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_large_file_is_refused(file: Path) -> None:

@@ -28,8 +28,10 @@ TOPIC = bytes(range(16))
 OTHER = bytes(range(100, 116))
 
 
-def take(path: Path, disk: PosixDisk | None = None) -> DataDirectory:
-    return DataDirectory.open(disk or PosixDisk(), str(path), node_id=0, entropy=os.urandom)
+def take(path: Path, disk: PosixDisk | None = None, **options: bool) -> DataDirectory:
+    return DataDirectory.open(
+        disk or PosixDisk(), str(path), node_id=0, entropy=os.urandom, **options
+    )
 
 
 @pytest.fixture

@@ -87,3 +87,34 @@ def test_a_start_that_fails_keeps_the_mark_of_the_last_stop(tmp_path: Path, numb
             assert directory.written == ({"t-0": ROWS} if directory.clean else {})
     assert reported >= {"open", "pread", "unlink"}
     assert lost <= {"fsync", "stat"}, "after the mark is removed, its removal is flushed"
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
+def test_an_older_directory_records_that_proofs_are_required(tmp_path: Path, number: int) -> None:
+    """Whichever call fails, the file is the old one or the new one."""
+    found: set[bool] = set()
+    for nth in itertools.count():
+        place = tmp_path / f"{nth}"
+        take(place).close(clean=True, metadata_bytes=7, written={})
+        directory = None
+        with failing_calls(nth, number) as calls, contextlib.suppress(QuiverlogError):
+            directory = take(place, proof_required=True, also_of_old=True)
+        if directory is not None:
+            assert directory.proof_required
+            directory.close(clean=True, metadata_bytes=7, written={})
+        again = take(place)
+        found.add(again.proof_required)
+        again.close(clean=False)
+        if not calls.failed:
+            break
+    assert found == {True, False}
+
+
+def test_what_is_recorded_stays(tmp_path: Path) -> None:
+    take(tmp_path).close(clean=False)
+    for of_new, of_old, recorded in (
+        (True, False, False), (False, True, False), (True, True, True), (False, False, True),
+    ):  # fmt: skip
+        one = take(tmp_path, proof_required=of_new, also_of_old=of_old)
+        assert one.proof_required is recorded
+        one.close(clean=False)
