@@ -25,8 +25,8 @@ DRIVER_READ_BYTES: Final = 1024 * 1024
 """Bound on a micro-batch through the driver, as decoded Arrow."""
 
 TAKE_SECONDS_MAX: Final = 0.5
-"""How long planning waits for a fetch. A task that reads instead has the whole `request.timeout`
-and Spark's retries."""
+"""How long planning waits for a fetch. A task that reads instead has the whole
+`request.timeout`."""
 
 logger = logging.getLogger("pyspark_quiverlog")
 

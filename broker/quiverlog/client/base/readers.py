@@ -12,8 +12,6 @@ __all__ = ["TopicReader"]
 
 
 class TopicReader(Protocol):
-    """A client, as far as tables use it."""
-
     def list_topics(self) -> list[str]: ...
 
     def schemas(self, topic: str) -> SchemaHistory: ...

@@ -89,7 +89,8 @@ class AsyncProducer(ProducerBase):
                 converted with its batch, so its error comes by the future instead.
             BufferExhausted: there was no room for `delivery_timeout` seconds; earlier rows of the
                 data are sent.
-            UnknownPartition, ClientClosed.
+            UnknownPartition: the topic has no such partition.
+            ClientClosed: the producer is closed.
         """
         self._check_usable()
         if partition is not None:
