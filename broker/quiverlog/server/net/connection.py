@@ -240,6 +240,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def proved(self) -> None:
         self.state.unproved_since_us = 0
+        self._context.connections.proved(self)
         self._receiver.bound(self._context.connections.limits.frame_bytes_max)
 
     def eof_received(self) -> bool:

@@ -162,6 +162,7 @@ class ConnectionTable:
 
     __slots__ = (
         "_active",
+        "_claims",
         "_door",
         "_limits",
         "_next_id",
@@ -178,6 +179,8 @@ class ConnectionTable:
         self.places = Places(limits.places)
         # Connections whose HELLO may name a broker, the oldest first.
         self._door: dict[Connection, None] = {}
+        # Those in brokers' places that have yet to prove that they are brokers, the oldest first.
+        self._claims: dict[Connection, None] = {}
         self._next_id = 1
         self.lingering = 0
         """Connections that got their final error; the client has not closed them yet."""
@@ -227,14 +230,26 @@ class ConnectionTable:
         state = connection.state
         if is_broker:
             self._door.pop(connection, None)
+            if self._claims and self.places.is_full_of_brokers:
+                # A broker proves itself at once: programs that do not keep no broker out.
+                oldest = next(iter(self._claims))
+                self._leave(oldest)
+                oldest.abort("proof")
             state.place = self.places.claim(state.place, state.origin)
+            if state.place is Place.BROKER and state.unproved_since_us:
+                self._claims[connection] = None
         elif state.place is Place.DOOR:
             self._leave(connection)
         return state.place is not Place.NONE
 
+    def proved(self, connection: Connection) -> None:
+        """No other takes its place."""
+        self._claims.pop(connection, None)
+
     def _leave(self, connection: Connection) -> None:
         state = connection.state
         self._door.pop(connection, None)
+        self._claims.pop(connection, None)
         self.places.leave(state.place, state.origin)
         state.place = Place.NONE
 

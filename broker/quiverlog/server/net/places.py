@@ -2,8 +2,8 @@
 
 Places for other brokers and for operators on this machine are reserved. At a listener that both
 use, a connection counts as a client's until its HELLO names a broker. Without a free place it waits
-at the door for its HELLO. The claim to be a broker takes the place before any proof, and every
-client on this machine may take an operator's.
+at the door for its HELLO. The claim to be a broker takes the place before any proof (where proofs
+are required, until another claims one), and every client on this machine may take an operator's.
 """
 
 from __future__ import annotations
@@ -66,6 +66,10 @@ class Places:
     def taken(self, place: Place) -> int:
         return self._taken[place]
 
+    @property
+    def is_full_of_brokers(self) -> bool:
+        return self._taken[Place.BROKER] >= self.limits.brokers
+
     def enter(self, origin: Origin) -> Place:
         """Return a new connection's place; NONE: refuse it."""
         limits = self.limits
@@ -83,7 +87,7 @@ class Places:
     def claim(self, place: Place, origin: Origin) -> Place:
         """Return the place after a HELLO that names a broker; NONE: refuse it."""
         assert origin.may_be_broker
-        if self._taken[Place.BROKER] < self.limits.brokers:
+        if not self.is_full_of_brokers:
             self.leave(place, origin)
             self._take(Place.BROKER, origin)
             return Place.BROKER

@@ -67,6 +67,7 @@ from quiverlog.wire.peer_proof import (
     Parties,
     ProofRefused,
 )
+from quiverlog.wire.quorum_messages import QuorumResponse
 
 __all__ = [
     "Backoff",
@@ -329,7 +330,9 @@ class Conversation(asyncio.BufferedProtocol):
         try:
             proof = self._connector.answer(response.data)
         except ProofRefused as refused:
-            raise AuthenticationFailed(f"the broker is refused: {refused}.") from None
+            raise AuthenticationFailed(
+                f"the broker is refused: {refused}. Give both the same `cluster.secret.file`."
+            ) from None
         self._authenticate(proof)
 
     def _write(self, parts: list[bytes | memoryview]) -> None:
@@ -341,6 +344,8 @@ class Conversation(asyncio.BufferedProtocol):
 
 _WRONG: Final = (WrongCluster, WrongNode)
 """Another broker has the address: only an operator can change that, so the backoff is long."""
+_UNPROVED: Final = (NotAuthenticated, AuthenticationFailed)
+"""The other broker asks for a proof that this one has not given."""
 
 
 def _reason(error: Exception) -> str:
@@ -561,12 +566,19 @@ class PeerLink:
                 one.end(PeerUnreachable("the connection ends with the secret that has proved it."))
 
     def answered(self, answers: list[tuple[int, Response, memoryview]]) -> None:
-        self._backoff.succeeded()
+        kinds = [error_class(response.error_code) for _, response, _ in answers]
+        if not any(kind in _UNPROVED for kind in kinds):
+            self._backoff.succeeded()
         events: list[Event] = []
-        for token, response, body in answers:
+        for (token, response, body), kind in zip(answers, kinds, strict=True):
             if token != NO_TOKEN:
                 events.append(ResponseReceived(self.peer, token, response, body))
-            elif response.error_code:
+            if response.error_code and (
+                token == NO_TOKEN
+                or kind in _UNPROVED
+                # A second broker with this node id is reported by the caller.
+                or (isinstance(response, QuorumResponse) and kind is not DuplicateNodeId)
+            ):
                 self._refused(response)
         if events:
             self._context.deliver(*events)
@@ -595,7 +607,7 @@ class PeerLink:
     def _refused(self, response: Response) -> None:
         kind = error_class(response.error_code)
         error = kind(response.error_message)
-        if kind in _WRONG and self._conversation is not None:
+        if kind in (*_WRONG, *_UNPROVED) and self._conversation is not None:
             self._conversation.end(error)
         else:
             self._log(error)

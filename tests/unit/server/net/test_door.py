@@ -7,7 +7,7 @@ from quiverlog.server.net.places import Place
 from quiverlog.wire import messages as m
 from quiverlog.wire.connection import BROKER_SOFTWARE
 from quiverlog.wire.frames import encode
-from tests.support.server import PLACES, request, serving, until
+from tests.support.server import PLACES, Client, request, serving, until
 
 
 async def test_connections_of_one_address_beyond_its_limit_get_the_error() -> None:
@@ -57,6 +57,41 @@ async def test_a_flood_of_silent_connections_keeps_no_broker_out() -> None:
         for one in silent[1:18]:
             (refusal,) = await one.receive(1)
             assert error_class(refusal.error_code).code_name() == "TOO_MANY_CONNECTIONS"
+
+
+async def test_programs_that_prove_nothing_give_their_places_to_others() -> None:
+    full = PLACES._replace(clients=1, brokers=2)
+    async with serving(places=full, serves_brokers=True) as server:
+        server.context = server.context._replace(proves_brokers=True)
+
+        async def speak() -> Client:
+            one = await server.connect()
+            one.writer.write(hello(BROKER_SOFTWARE))
+            assert [r.correlation_id for r in await one.receive(1)] == [1]
+            return one
+
+        await server.connect()
+        await until(lambda: len(server.table) == 1)
+        first, second = await speak(), await speak()
+        assert not server.metrics.connections_closed_by
+        third = await speak()
+        assert await first.ended()
+        assert server.metrics.connections_closed_by == {"proof": 1}
+        broker = list(server.table.by_id.values())[-1]
+        broker.proved()
+        for _ in range(3):
+            last = await speak()
+        assert await second.ended()
+        assert server.metrics.connections_closed_by == {"proof": 4}
+        assert server.table.places.taken(Place.BROKER) == 2
+        list(server.table.by_id.values())[-1].proved()
+        another = await server.connect()
+        another.writer.write(hello(BROKER_SOFTWARE))
+        assert await another.receive(1)
+        assert await another.ended(), "all places are those of brokers"
+        for one in (third, last):
+            one.writer.write(request(2))
+            assert [r.correlation_id for r in await one.receive(1)] == [2]
 
 
 async def test_garbage_at_the_door_gives_its_place_back() -> None:

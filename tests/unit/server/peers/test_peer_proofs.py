@@ -147,10 +147,33 @@ def test_a_broker_without_a_secret_is_taken_where_none_is_required() -> None:
 
 
 def test_a_broker_without_a_secret_is_refused_where_one_is_required() -> None:
+    """A broker without a secret backs off and logs the reason."""
     results: list[int] = []
+
+    async def scenario(c: Connections) -> None:
+        for _ in range(4):
+            await ask_once(results)(c)
+            await c.until(lambda: not c.metrics.peers_open)
+        assert c.peers.links[0]._backoff._failures == 4
+
     with broker(NEW) as target:
-        play(ask_once(results), target, is_required=False)
-    assert results == [errors.NotAuthenticated.code]
+        log = play(scenario, target, is_required=False)
+    assert results == [errors.NotAuthenticated.code] * 4
+    assert log.count("peer cannot be asked") == 1
+    assert "only from a broker that has proved" in log
+
+
+def test_an_answer_that_a_proof_was_refused_ends_the_link_with_a_backoff() -> None:
+    async def scenario(c: Connections) -> None:
+        token = c.ask(BEAT)
+        await c.answered(token)
+        assert c.answers[token].error_code == errors.AuthenticationFailed.code
+        assert c.metrics.peers_open == 0
+        assert c.peers.links[0]._backoff._failures == 1
+
+    with broker(NEW) as target:
+        target.fault(BrokerHeartbeatRequest, errors.AuthenticationFailed())
+        assert "peer cannot be asked" in play(scenario, target, NEW)
 
 
 def test_unproved_links_are_counted() -> None:

@@ -384,6 +384,24 @@ def test_a_refusal_of_the_quorum_is_logged_once(run: Run, target: Target) -> Non
     play(run, scenario, target.port)
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_refused_question_to_the_quorum_is_logged(run: Run, target: Target, ends: bool) -> None:
+    """One that waits for the metadata asks without end: its log has the reason, once."""
+
+    async def scenario(c: Connections) -> None:
+        for _ in range(3):
+            target.fault(
+                QuorumRequest, errors.WrongCluster() if ends else errors.BrokerShuttingDown()
+            )
+            token = c.ask(QuorumRequest())
+            await c.answered(token)
+            assert token in c.answers
+            await c.until(lambda: c.metrics.peers_open == (0 if ends else 1))
+        assert c.log.getvalue().count("peer cannot be asked") == 1
+
+    play(run, scenario, target.port)
+
+
 def test_the_end_leaves_nothing(run: Run, target: Target) -> None:
     async def scenario(c: Connections) -> None:
         target.always(m.MetadataRequest, "hang")
