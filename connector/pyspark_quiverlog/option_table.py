@@ -10,6 +10,7 @@ import enum
 from typing import Final
 
 from quiverlog.settings import Kind, Setting, SettingsTable, markdown_table
+from quiverlog.types import Durability
 
 from .option_types import (
     parse_addresses,
@@ -397,7 +398,7 @@ _SETTINGS: Final = (
         Kind.CHOICE,
         "topic_default",
         "What an acknowledgement must rest on; may only be stronger than the topic's own level.",
-        choices=("topic_default", "memory", "flushed", "replicated"),
+        choices=tuple(level.label for level in Durability),
         ignore_case=True,
         where=Use.WRITE,
     ),

@@ -36,6 +36,13 @@ def test_a_topic_is_made_only_where_that_is_asked_for() -> None:
             write(**{f"createTopic.{option}": "2"})
 
 
+@pytest.mark.parametrize(
+    "level", ["topic_default", "memory", "flushed", "replicated", "replicated_flushed"]
+)
+def test_a_write_may_ask_for_each_durability(level: str) -> None:
+    assert write(durability=level).durability == level
+
+
 def test_the_smallest_read_takes_the_documented_defaults() -> None:
     options = read()
     assert options.subscribe == ("flights",)
