@@ -613,7 +613,7 @@ class NotAuthenticated(QuiverlogError):
 
 class AuthenticationFailed(QuiverlogError):
     code = 104
-    hint = "The log of the broker that refuses says why."
+    hint = "One of the two brokers refuses the other's proof: its log says why."
 
 
 class BrokerNotReached(QuiverlogError):

@@ -568,9 +568,9 @@ class Broker:
         self.assignment.check_free(directories, topic_names)
         self.metadata.propose(records, now, then, directories)
 
-    def drop_connection(self, connection_id: int) -> None:
+    def drop_connection(self, connection_id: int, now: Now) -> None:
         self.clients.drop(connection_id)
-        self.proofs.drop(connection_id)
+        self.proofs.drop(connection_id, now)
         self.tasks.drop(connection_id)
         self.purgatory.drop(connection_id)
 

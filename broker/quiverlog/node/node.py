@@ -239,7 +239,7 @@ class Node:
                 broker.clients.opened(event.connection_id, event.peer, event.listener)
                 broker.proofs.opened(event.connection_id, event.listener)
             case ConnectionClosed():
-                broker.drop_connection(event.connection_id)
+                broker.drop_connection(event.connection_id, now)
             case RequestsEnded():
                 self._expire(broker.purgatory.of_connection(event.connection_id), now)
             case ResponseReceived():

@@ -195,7 +195,7 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "a handshake goes on with a secret that was taken out",
         "node.runtime.proofs:PeerProofs.secrets_changed",
-        "self._acceptors.clear()",
+        "self._challenged.clear()",
         "pass",
         shape=PROVED,
     ),

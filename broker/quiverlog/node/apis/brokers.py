@@ -218,7 +218,8 @@ def handle_authenticate(broker: Broker, event: RequestReceived, now: Now) -> Non
     request = event.request
     assert isinstance(request, AuthenticateRequest)
     _check_serves_brokers(broker, event.connection_id, request.API.name)
-    response = broker.proofs.take(event.connection_id, request, now)
+    address = broker.clients.address_of(event.connection_id)
+    response = broker.proofs.take(event.connection_id, address, request, now)
     broker.outbox.respond(event.connection_id, request.correlation_id, response)
 
 

@@ -91,7 +91,10 @@ class Reach:
         """Refuse an endpoint other than the node's address here, which connections go to."""
         known: Address | None = self._broker_addresses.known().get(key.node_id)
         if str(known) != endpoint:
-            raise VoterNotReady(f"this broker has node {key.node_id} at {known}.")
+            where = (
+                f"has node {key.node_id} at {known}" if known else f"knows no node {key.node_id}"
+            )
+            raise VoterNotReady(f"this broker {where}.")
 
     def _answered(
         self,

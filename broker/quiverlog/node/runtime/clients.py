@@ -35,6 +35,10 @@ class Clients:
     def listener_of(self, connection_id: int) -> str:
         return self._listeners.get(connection_id, LISTENER_DEFAULT)
 
+    def address_of(self, connection_id: int) -> str:
+        """Return the network of the other end; empty: it is not known."""
+        return self._addresses.get(connection_id, "")
+
     def on_hello(self, connection_id: int, client_id: str) -> None:
         """Give the connection its accounts; long polls that it has parked keep their old ones."""
         # A client can invent names and open many connections, but has few addresses.

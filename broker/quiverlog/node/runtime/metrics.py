@@ -28,6 +28,7 @@ class NodeMetrics:
     __slots__ = (
         "batches_deduplicated",
         "batches_refused",
+        "cluster_secrets",
         "corrupt_reads",
         "disk_full",
         "displaced",
@@ -60,6 +61,7 @@ class NodeMetrics:
     def __init__(self) -> None:
         self.topics: dict[str, TopicCounters] = {}
         # Gauges.
+        self.cluster_secrets = 0
         self.parked_entries = 0
         self.parked_requests = 0
         self.partitions_damaged = 0

@@ -32,6 +32,11 @@ __all__ = ["PeerProofs"]
 _WARNING_US: Final = 60_000_000
 _UNPROVED: Final = "a broker takes part without proof"
 _REFUSED: Final = "a proof was refused"
+_LEFT: Final = (
+    "it left when it had seen this broker's proof: its secret is another, or it was stopped"
+)
+_ADDRESSES_MAX: Final = 64
+"""With a line of their own in a minute; all others have one together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +45,17 @@ class _Proved:
     secret: bytes = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Challenged:
+    acceptor: Acceptor
+    address: str
+
+
 class PeerProofs:
     """`is_required`: what a connection without proof sends as a broker is refused."""
 
     __slots__ = (
-        "_acceptors", "_cluster_id", "_entropy", "_listener", "_metrics", "_node_id", "_outbox",
+        "_challenged", "_cluster_id", "_entropy", "_listener", "_metrics", "_node_id", "_outbox",
         "_proved", "_refused_us", "_seen_unproved", "_warned_us", "is_required", "secrets",
         "unproved",
     )  # fmt: skip
@@ -64,12 +75,15 @@ class PeerProofs:
         self._cluster_id = ""
         self.secrets = config.cluster_secrets
         self.is_required = False
-        self._acceptors: dict[int, Acceptor] = {}
+        self._challenged: dict[int, _Challenged] = {}
         self._proved: dict[int, _Proved] = {}
         self.unproved: set[int] = set()
         """Connections that may send nothing else before the proof: the listener is for brokers."""
         self._seen_unproved: set[int] = set()
-        self._warned_us = self._refused_us = -_WARNING_US
+        self._warned_us = -_WARNING_US
+        self._refused_us: dict[str, int] = {}
+        """When a refusal was logged, by address: those of the last minute."""
+        metrics.cluster_secrets = len(self.secrets.values)
 
     def begin(self, config: NodeConfig, cluster_id: str, *, recorded: bool) -> None:
         """Raises InvalidConfig: proofs are required, and this broker has no secret."""
@@ -89,8 +103,10 @@ class PeerProofs:
         if self.is_required and listener == self._listener != LISTENER_DEFAULT:
             self.unproved.add(connection_id)
 
-    def drop(self, connection_id: int) -> None:
-        self._acceptors.pop(connection_id, None)
+    def drop(self, connection_id: int, now: Now) -> None:
+        left = self._challenged.pop(connection_id, None)
+        if left is not None:
+            self._was_refused(left.address, _LEFT, now)
         self._proved.pop(connection_id, None)
         self.unproved.discard(connection_id)
         self._seen_unproved.discard(connection_id)
@@ -98,18 +114,22 @@ class PeerProofs:
     def secrets_changed(self, secrets: ClusterSecrets) -> None:
         assert secrets or not self.is_required
         self.secrets = secrets
+        self._metrics.cluster_secrets = len(secrets.values)
         # A handshake that has begun with other secrets is refused at its next step.
-        self._acceptors.clear()
+        self._challenged.clear()
         for connection_id, proved in list(self._proved.items()):
             if proved.secret not in secrets:
-                self.drop(connection_id)
+                del self._proved[connection_id]
                 self._outbox.close_connection(connection_id, "its secret counts no more")
 
     # --- the proof -----------------------------------------------------------------------------
     def take(
-        self, connection_id: int, request: AuthenticateRequest, now: Now
+        self, connection_id: int, address: str, request: AuthenticateRequest, now: Now
     ) -> AuthenticateResponse:
         """Return the answer to one step of the proof.
+
+        Args:
+            address: of the connection's other end, for the log.
 
         Raises:
             AuthenticationFailed: the proof does not count; the log has one reason a minute.
@@ -121,30 +141,34 @@ class PeerProofs:
             )
         if connection_id in self._proved:
             raise InvalidRequest("the connection is proved already.")
-        acceptor = self._acceptors.pop(connection_id, None)
+        challenged = self._challenged.pop(connection_id, None)
         try:
             if not self.secrets:
                 raise ProofRefused("this broker has no secret")
-            if acceptor is None:
+            if challenged is None:
                 nonce = self._entropy(NONCE_BYTES)
                 acceptor = Acceptor(self.secrets, self._cluster_id, self._node_id, nonce)
                 response = AuthenticateResponse(data=acceptor.challenge(request.data))
-                self._acceptors[connection_id] = acceptor
+                self._challenged[connection_id] = _Challenged(acceptor, address)
                 return response
-            node_id, secret = acceptor.check(request.data)
+            node_id, secret = challenged.acceptor.check(request.data)
         except ProofRefused as refused:
-            self._was_refused(connection_id, str(refused), now)
+            self._was_refused(address, str(refused), now)
             raise AuthenticationFailed(f"broker {self._node_id} refuses the proof.") from None
         self._proved[connection_id] = _Proved(node_id, secret)
         self.unproved.discard(connection_id)
         self._outbox.emit(ConnectionProved(connection_id))
         return AuthenticateResponse(is_done=True, principal=f"broker:{node_id}")
 
-    def _was_refused(self, connection_id: int, why: str, now: Now) -> None:
+    def _was_refused(self, address: str, why: str, now: Now) -> None:
         self._metrics.peer_proofs_refused += 1
-        if now.mono_us >= self._refused_us + _WARNING_US:
-            self._refused_us = now.mono_us
-            self._outbox.log("warning", _REFUSED, connection=connection_id, why=why)
+        since_us = now.mono_us - _WARNING_US
+        self._refused_us = {one: us for one, us in self._refused_us.items() if us > since_us}
+        is_full = len(self._refused_us) >= _ADDRESSES_MAX
+        key = "" if is_full and address not in self._refused_us else address
+        if key not in self._refused_us:
+            self._refused_us[key] = now.mono_us
+            self._outbox.log("warning", _REFUSED, address=address, why=why)
 
     # --- requests ------------------------------------------------------------------------------
     def check(self, connection_id: int, request: Request, now: Now) -> None:

@@ -295,6 +295,7 @@ class MetricsExporter:
 
 _NODE_GAUGES: Final = frozenset(
     {
+        "cluster_secrets",
         "parked_entries",
         "parked_requests",
         "partitions_damaged",

@@ -337,6 +337,26 @@ def add_phantom(members: Members, source: r.ReplicaKey, endpoint: str) -> Any:
 
 
 @pytest.mark.parametrize(
+    ("node_id", "why"), [(77, "this broker knows no node 77"), (2, "has node 2 at host-2:9292")]
+)
+def test_an_endpoint_other_than_that_known_here_is_named(
+    members: Members, node_id: int, why: str
+) -> None:
+    first, second = members.add(1), members.add(2, seeds=(1,))
+    members.run_until(lambda: second.started)
+    errors_found: list[Any] = []
+    first.node.broker.membership.reach.check(
+        r.ReplicaKey(node_id, "d" * 32),
+        "elsewhere:9292",
+        first.now,
+        lambda _, error, __: errors_found.append(error),
+    )
+    (error,) = errors_found
+    assert why in error.message
+    assert f"node {node_id} was not reached at elsewhere:9292" in error.message
+
+
+@pytest.mark.parametrize(
     ("source", "endpoint", "why"),
     [
         (r.ReplicaKey(9, "d" * 32), "host-9:9292", "cut"),

@@ -134,17 +134,65 @@ def test_a_wrong_proof_is_refused_by_one_text(node: NodeDriver, name: str) -> No
     assert beat(node, connection=2) == NotAuthenticated.code
 
 
-def test_refusals_are_counted_and_logged_once_a_minute(node: NodeDriver) -> None:
-    def lines() -> int:
-        return sum(one.event == "a proof was refused" for one in node.lines)
+def refused_from(node: NodeDriver, address: str, connection: int = 10) -> None:
+    node.send(ConnectionOpened(connection, f"{address}:1", "default"))
+    node.call(m.HelloRequest(), connection=connection)
+    step(node, b"", connection)
+    node.close_connection(connection)
 
-    for connection in range(10, 20):
-        node.call(m.HelloRequest(), connection=connection)
-        step(node, b"", connection)
-    assert (lines(), node.metrics.peer_proofs_refused) == (1, 10)
+
+def refusals(node: NodeDriver) -> list[object]:
+    """The addresses that were logged."""
+    return [one.fields["address"] for one in node.lines if one.event == "a proof was refused"]
+
+
+def test_refusals_are_counted_and_logged_once_a_minute_for_each_address(node: NodeDriver) -> None:
+    for _ in range(5):
+        refused_from(node, "10.0.0.1")
+    refused_from(node, "10.0.0.2")
+    assert refusals(node) == ["10.0.0.1", "10.0.0.2"]
+    assert node.metrics.peer_proofs_refused == 6
+    node.mono_us += 59_000_000
+    refused_from(node, "10.0.0.1")
+    assert len(refusals(node)) == 2
+    node.mono_us += 1_000_000
+    refused_from(node, "10.0.0.1")
+    assert refusals(node)[2:] == ["10.0.0.1"]
+
+
+def test_refusals_from_many_addresses_share_a_line(node: NodeDriver) -> None:
+    for number in range(64):
+        refused_from(node, f"10.0.0.{number}")
+    assert len(refusals(node)) == 64
+    for number in range(64, 80):
+        refused_from(node, f"10.0.0.{number}")
+    assert refusals(node)[64:] == ["10.0.0.64"]
     node.mono_us += 60_000_000
-    step(node, b"", 2)
-    assert lines() == 2
+    refused_from(node, "10.0.0.70")
+    assert refusals(node)[65:] == ["10.0.0.70"]
+    assert node.metrics.peer_proofs_refused == 81
+
+
+def test_a_connector_that_leaves_when_it_has_seen_the_proof_is_a_refusal(node: NodeDriver) -> None:
+    """With another secret it does not prove anything itself."""
+    node.send(ConnectionOpened(10, "10.0.0.1:1", "default"))
+    node.call(m.HelloRequest(), connection=10)
+    assert not step(node, struct.pack("<II32x", 2, 0), 10).error_code
+    assert node.metrics.peer_proofs_refused == 0
+    node.close_connection(10)
+    assert node.metrics.peer_proofs_refused == 1
+    assert refusals(node) == ["10.0.0.1"]
+    assert prove(node).is_done
+    node.close_connection(PEER)
+    assert node.metrics.peer_proofs_refused == 1, "it had proved itself"
+
+
+def test_the_secrets_that_count_are_a_metric(node: NodeDriver) -> None:
+    assert node.metrics.cluster_secrets == 1
+    node.send(SecretsChanged(secrets(NEW, OLD)))
+    assert node.metrics.cluster_secrets == 2
+    node.restart(cluster_secrets=secrets(NEW, OLD))
+    assert node.metrics.cluster_secrets == 2
 
 
 def test_a_proof_is_given_once(node: NodeDriver) -> None:
