@@ -377,7 +377,8 @@ def test_a_running_cluster_gets_its_first_secret(tmp_path: Path) -> None:
                 cluster.restart(
                     node_id,
                     cluster_secret_file=str(cluster.file(node_id)),
-                    cluster_secret_required="false",
+                    # A directory that was made without a secret asks for none by itself.
+                    cluster_secret_required="auto" if node_id == 3 else "false",
                 )
                 goes_on(load)
             assert [cluster.takes_strangers(one) for one in BROKERS] == [True] * 3
@@ -386,6 +387,7 @@ def test_a_running_cluster_gets_its_first_secret(tmp_path: Path) -> None:
             for node_id in BROKERS:
                 cluster.restart(node_id, cluster_secret_required="true")
                 goes_on(load)
+            cluster.restart(3, cluster_secret_required="auto")
             assert [cluster.takes_strangers(one) for one in BROKERS] == [False] * 3
         assert doctor(cluster) == []
         assert warnings(cluster) == [2, 2, 2]
@@ -498,6 +500,9 @@ def test_a_broker_with_another_secret_does_not_join(apart: BrokerProcess, tmp_pa
     try:
         until(lambda: "AUTHENTICATION_FAILED" in second.log_text, "the reason is logged")
         assert "it has not proved that it has the cluster's secret" in second.log_text
+        assert "Give both the same `cluster.secret.file`" in second.log_text
+        until(lambda: "a proof was refused" in apart.log_text, "the other one logs it, too")
+        assert "address=127.0.0.1" in apart.log_text
     finally:
         second.kill()
     with RawClient(apart.address) as client:
