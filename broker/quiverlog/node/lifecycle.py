@@ -144,9 +144,8 @@ def start(broker: Broker, join: Callable[[Now], None], now: Now) -> None:
     broker.take(directory)
     try:
         broker.proofs.begin(config, directory.cluster_id, recorded=directory.proof_required)
-        broker.live_config.in_force["cluster.secret.required"] = (
-            "true" if broker.proofs.is_required else "false"
-        )
+        is_required = "true" if broker.proofs.is_required else "false"
+        broker.live_config.took_effect("cluster.secret.required", is_required)
         _start_in(broker, directory, join, now)
     except BaseException:
         _give_back(broker, directory)

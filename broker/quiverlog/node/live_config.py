@@ -46,12 +46,12 @@ class LiveConfig:
         "_broker_configs",
         "_give_defaults",
         "_given",
+        "_in_force",
         "_metadata",
         "_node_id",
         "_outbox",
         "_setters",
         "_values",
-        "in_force",
     )
 
     def __init__(
@@ -72,8 +72,8 @@ class LiveConfig:
         self._setters = setters
         self._give_defaults = give_defaults
         self._broker_configs: Mapping[int, Mapping[str, str]] = {}
-        self.in_force: dict[str, str] = {}
-        """What is shown in place of `auto`, by key."""
+        # Shown in place of what was given, by key.
+        self._in_force: dict[str, str] = {}
         self._values = {key: self._value(key) for key in _LIVE}
 
     def look(self, now: Now) -> None:
@@ -131,6 +131,11 @@ class LiveConfig:
         return [k for k in keys if self._values[k].source >= ConfigSource.CLUSTER]
 
     # --- to be shown ---------------------------------------------------------------------------
+    def took_effect(self, key: str, value: str) -> None:
+        """Show this value from now on: what `auto` has come to."""
+        assert key in _KEYS
+        self._in_force[key] = value
+
     def entries(self) -> list[BrokerConfigEntry]:
         """Return every key with its value: in the order of the table, then those outside of it."""
         assert self._values.keys() == set(_LIVE), "every key has a value"
@@ -142,7 +147,7 @@ class LiveConfig:
         given = self._given.get(key)
         return BrokerConfigEntry(
             key=key,
-            value=self.in_force.get(key, value.text),
+            value=self._in_force.get(key, value.text),
             source=value.source,
             changes_live=key in self._values,
             default=_default(key),
