@@ -140,8 +140,9 @@ class StreamPlanner:
         found = self._view.earliest(wanted, {t: p.topic_id for t, p in end.topics.items()})
         for where in wanted:
             if where not in found:
-                stop = end.topics[where.topic].partitions[where.partition].offset
-                self._losses.report(f"{where} is gone, and its rows before {stop}")
+                last = end.position(*where)
+                assert last is not None, "only partitions with an end are asked for"
+                self._losses.report(f"{where} is gone, and its rows before {last.offset}")
         return found
 
     def _goes_forward(self, where: TopicPartition, begin: Position, end: Position) -> bool:
