@@ -146,6 +146,7 @@ def test_a_broker_whose_fsync_fails_is_named_with_what_to_do(
     three.by_id[3] = stack.enter_context(
         BrokerProcess(old.data_dir, old.config, old.bootstrap, command=command)
     )
+    until(three.is_whole, "three live brokers")
     with quiverlog.connect(three.bootstrap) as client:
         client.create_topic("t", SCHEMA, replication_factor=3, config=FLUSHED)
     until(three.is_whole, "three copies")
