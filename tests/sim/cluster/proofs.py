@@ -41,7 +41,7 @@ _STRANGER: Final = 90
 _REFUSALS: Final = (
     NotAuthenticated.code, AuthenticationFailed.code, WrongListener.code, BrokerShuttingDown.code,
 )  # fmt: skip
-"""A node that starts or stops refuses before it looks at who asks."""
+"""A node that starts or stops refuses before it checks the sender."""
 
 
 class Rotation:

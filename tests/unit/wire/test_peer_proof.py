@@ -1,4 +1,4 @@
-"""The proof between two brokers: who has the secret and means this broker, and nothing else."""
+"""The proof between two brokers: it needs the secret, and is good for the meant broker alone."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_proof_for_one_broker_is_none_for_another() -> None:
 
 
 def test_a_node_id_is_bound_to_the_proof() -> None:
-    """Broker 1 has the secret; it cannot be taken for 3 by whoever changes the ids on the way."""
+    """Broker 1 has the secret; changing the ids on the way does not make it broker 3."""
     one, other = connector(NEW), acceptor(NEW)
     challenge = other.challenge(struct.pack("<II", 3, 2) + one.opening[8:])
     with pytest.raises(ProofRefused):

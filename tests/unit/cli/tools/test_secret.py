@@ -1,4 +1,4 @@
-"""`quiverlog secret`: files that a broker takes, and that nobody else can read."""
+"""`quiverlog secret`: files that a broker accepts and other users cannot read."""
 
 from __future__ import annotations
 

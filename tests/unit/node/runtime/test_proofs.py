@@ -89,7 +89,7 @@ def test_nothing_between_brokers_is_taken_in_another_name(
 def test_a_proved_broker_is_served(node: NodeDriver, kind: type[m.Request]) -> None:
     assert prove(node).principal == "broker:2"
     answer = node.answer(node.request(named(kind, 2)))
-    # Empty requests may be refused, or wait; but not for who has sent them.
+    # Empty requests may be refused, or wait; but not for the sender's identity.
     assert answer is None or answer[0].error_code != NotAuthenticated.code
     assert not node.closed
 
