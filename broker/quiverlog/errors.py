@@ -24,6 +24,7 @@ __all__ = [
     "ConfigNeedsRestart",
     "ConnectionClosed",
     "ConnectionFailed",
+    "CoordinatorNotReady",
     "CorruptBatch",
     "CorruptFrame",
     "CorruptLog",
@@ -41,6 +42,7 @@ __all__ = [
     "FrameTooLarge",
     "IncompatibleSchema",
     "IneligibleReplica",
+    "InternalTopic",
     "InvalidArgument",
     "InvalidConfig",
     "InvalidFeatureLevel",
@@ -76,6 +78,10 @@ __all__ = [
     "ReplicaNotAvailable",
     "RequestTimedOut",
     "SchemaMismatch",
+    "SequenceTaken",
+    "SequenceTooOld",
+    "StagedRowsLost",
+    "StagingFull",
     "StaleBrokerEpoch",
     "StorageFault",
     "ThrottledBroker",
@@ -83,6 +89,10 @@ __all__ = [
     "TooManyConnections",
     "TooManyConnectionsFromAddress",
     "TopicExists",
+    "TransactionBusy",
+    "TransactionClosed",
+    "TransactionFenced",
+    "TransactionTooLarge",
     "UnknownApi",
     "UnknownBroker",
     "UnknownConfig",
@@ -92,6 +102,7 @@ __all__ = [
     "UnknownSchema",
     "UnknownTopic",
     "UnknownTopicId",
+    "UnknownTransactionalId",
     "UnsupportedDurability",
     "UnsupportedFeatureLevel",
     "UnsupportedFormat",
@@ -555,6 +566,78 @@ class DuplicateNodeId(QuiverlogError):
 class UnsupportedFeatureLevel(QuiverlogError):
     code = 79
     hint = "Upgrade that broker, or take `feature.level.max` out of its configuration."
+
+
+# --- transactions and internal topics -----------------------------------------------------------
+class TransactionFenced(QuiverlogError):
+    # Not retriable: two holders of one id would fence each other for ever.
+    code = 84
+    hint = (
+        "Another program has opened the transactional id since: end this one, or give each an id"
+        " of its own."
+    )
+
+
+class TransactionClosed(QuiverlogError):
+    code = 85
+    hint = (
+        "It was aborted, or the cluster ended it: too long without a sign of life, or staged rows"
+        " took too much room. Open the id again and write its rows anew."
+    )
+
+
+class UnknownTransactionalId(QuiverlogError):
+    code = 86
+    hint = "Never opened, or forgotten after a long silence: open it first."
+
+
+class SequenceTooOld(QuiverlogError):
+    code = 87
+    hint = "A later transaction of the id has committed: go on above its last sequence."
+
+
+class SequenceTaken(QuiverlogError):
+    code = 88
+    hint = (
+        "Another transaction has committed under this sequence, and this one has not: go on above"
+        " the id's last sequence."
+    )
+
+
+class StagedRowsLost(QuiverlogError):
+    # Not retriable: the same COMMIT finds the same rows missing.
+    code = 89
+    hint = "Nothing was committed: write the rows of the transaction anew, then commit."
+
+
+class TransactionBusy(QuiverlogError):
+    code = 90
+    retriable = True
+    hint = "The id's transaction before this one is still being published: try again."
+
+
+class StagingFull(QuiverlogError):
+    code = 91
+    retriable = True
+    hint = "Rows of other transactions take the room: try again when they have ended."
+
+
+class CoordinatorNotReady(QuiverlogError):
+    code = 92
+    retriable = True
+    refresh_metadata = True
+    hint = "The internal topics are being made, or a broker still reads what it is to decide on."
+
+
+class InternalTopic(QuiverlogError):
+    code = 93
+    hint = "The cluster itself makes, writes and trims its internal topics: name another topic."
+
+
+class TransactionTooLarge(QuiverlogError):
+    # Not retriable, unlike STAGING_FULL: no other transaction's end makes room for this one.
+    code = 109
+    hint = "Commit fewer rows at once, or write them without a transaction."
 
 
 # --- starting a broker -----------------------------------------------------------------------

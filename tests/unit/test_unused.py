@@ -23,6 +23,22 @@ EXCEPTIONS: Final[dict[str, str]] = {
     " above 1 asks it",
     **dict.fromkeys(
         [
+            "broker/quiverlog/errors.py:CoordinatorNotReady",
+            "broker/quiverlog/errors.py:InternalTopic",
+            "broker/quiverlog/errors.py:SequenceTaken",
+            "broker/quiverlog/errors.py:SequenceTooOld",
+            "broker/quiverlog/errors.py:StagedRowsLost",
+            "broker/quiverlog/errors.py:StagingFull",
+            "broker/quiverlog/errors.py:TransactionBusy",
+            "broker/quiverlog/errors.py:TransactionClosed",
+            "broker/quiverlog/errors.py:TransactionFenced",
+            "broker/quiverlog/errors.py:TransactionTooLarge",
+            "broker/quiverlog/errors.py:UnknownTransactionalId",
+        ],
+        "transactions use it: take out what is used",
+    ),
+    **dict.fromkeys(
+        [
             "connector/pyspark_quiverlog/__init__.py:streamReader",
             "connector/pyspark_quiverlog/__init__.py:streamWriter",
             "connector/pyspark_quiverlog/lag.py:onQueryIdle",
