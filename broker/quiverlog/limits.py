@@ -207,7 +207,7 @@ ENDPOINT_CHARS_MAX: Final = 512
 """A host name and a port."""
 
 FEATURE_LEVEL_MIN: Final = 1
-FEATURE_LEVEL_MAX: Final = 1
+FEATURE_LEVEL_MAX: Final = 2
 """See core/controller/features.py."""
 BROKER_CONFIGS_SHOWN_MAX: Final = 1_000
 """Several times as many as there are."""

@@ -25,9 +25,8 @@ from tests.support.until import until
 
 pytestmark = pytest.mark.process
 
-OLD_COMMIT = "e5d6ac336677401ecfdcde06321a074c75b71303"
-"""A change that adds a feature level puts the commit before it here. (Level 1 is the first: until
-then, the commit that began with it.)"""
+OLD_COMMIT = "de004d89d1640377feac2b95097e2dddbeb65e35"
+"""A change that adds a feature level puts the commit before it here."""
 ROOT = Path(__file__).resolve().parents[2]
 BROKERS = (1, 2, 3)
 

@@ -91,7 +91,7 @@ def test_one_old_broker_beside_newer_ones_then_finalised(tmp_path: Path) -> None
     version = world.members.by_id[1].version
     refused = world.finalise(NEW)
     assert refused.error_code == InvalidFeatureLevel.code
-    assert "1 (up to 1), 3 (up to 1)" in refused.error_message
+    assert f"1 (up to {OLD}), 3 (up to {OLD})" in refused.error_message
     assert world.members.by_id[1].version == version, "nothing was written"
     for node_id in (3, 1):
         world.members.by_id[node_id].restart(feature_level_max=NEW)
@@ -122,7 +122,7 @@ def test_a_broker_below_the_level_is_refused_and_logs_why(tmp_path: Path) -> Non
     world.members.run_until(lambda: any("79" in str(one) for one in old.lines))
     (line,) = [one for one in old.lines if "does not take this broker" in one.event]
     assert line.level == "warning"
-    assert f"feature level {NEW}, broker 2 supports 1 to 1" in str(line.fields["why"])
+    assert f"feature level {NEW}, broker 2 supports 1 to {OLD}" in str(line.fields["why"])
     world.members.run(1_000)
     assert 2 not in world.members.by_id[1].node.broker.metadata.image.brokers
     assert len([one for one in old.lines if "does not take" in one.event]) == 1, "logged once"
@@ -154,7 +154,8 @@ def test_the_level_is_in_snapshots_and_absent_from_those_of_the_first() -> None:
 def test_what_needs_a_level_is_refused_below_it() -> None:
     image = Image({})
     check_finalised(image, 1, "a thing of the first level")
-    with pytest.raises(FeatureNotFinalised, match="it needs feature level 2, the cluster has 1"):
+    text = f"it needs feature level {NEW}, the cluster has 1"
+    with pytest.raises(FeatureNotFinalised, match=text):
         check_finalised(image, NEW, "it")
     image.replay(FeatureLevelRecord(NEW))
     check_finalised(image, NEW, "it")
