@@ -77,6 +77,22 @@ LIMITS: Final[dict[str, tuple[str, str]]] = {
         "idempotent producers that a partition remembers",
         "the longest silent is forgotten: UNKNOWN_PRODUCER_ID",
     ),
+    "TRANSACTIONAL_ID_CHARS_MAX": ("characters of a transactional id", "INVALID_REQUEST"),
+    "TRANSACTION_INSTANCE_BYTES_MAX": ("bytes of an instance", "INVALID_REQUEST"),
+    "TRANSACTION_TIMEOUT_MS_MAX": (
+        "milliseconds without a sign of life of an id's holder",
+        "INVALID_REQUEST",
+    ),
+    "TRANSACTION_ATTEMPTS_MAX": (
+        "attempts of a COMMIT_TRANSACTION",
+        "INVALID_REQUEST; above twice as many CORRUPT_FRAME",
+    ),
+    "TRANSACTION_PARTS_MAX": (
+        "parts of a COMMIT_TRANSACTION, all attempts together",
+        "INVALID_REQUEST; above twice as many CORRUPT_FRAME",
+    ),
+    "FORWARD_ENTRIES_MAX": ("partitions in a FORWARD", "CORRUPT_FRAME"),
+    "RESOLVE_STAGED_ENTRIES_MAX": ("transactions in a RESOLVE_STAGED", "CORRUPT_FRAME"),
     "ERROR_MESSAGE_CHARS_MAX": ("characters of an error's text", "it is cut"),
 }
 

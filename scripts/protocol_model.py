@@ -17,6 +17,7 @@ from quiverlog import errors as e
 from quiverlog.wire.messages import Api, Message, Part
 from quiverlog.wire.quorum_messages import QuorumMessage
 from quiverlog.wire.registry import ADMINISTRATION, APIS
+from scripts.transaction_meanings import LEVELS, TRANSACTIONS
 
 __all__ = [
     "CLOSING",
@@ -39,8 +40,6 @@ UNIONS: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
 """Places that hold one of several parts: the number at place 0 of the part is its kind."""
 
 _KNOWN_EPOCH: Final = "the partition's leader epoch in the sender's metadata; -1: no check"
-
-_LEVELS: Final = "0 memory, 1 flushed, 2 replicated, 3 replicated and flushed"
 
 MEANINGS: Final[dict[str, str]] = {
     "BrokerEndpoint.rack": "rack of the broker; empty: unknown",
@@ -166,9 +165,9 @@ MEANINGS: Final[dict[str, str]] = {
     "AlterTopicResponse.schema_id": "number of the topic's schema after the change",
     "NewTopic.schema": "Arrow IPC schema message",
     "ProducePartition.leader_epoch": _KNOWN_EPOCH,
-    "ProducePartitionResult.durability": f"it rests on: {_LEVELS}",
+    "ProducePartitionResult.durability": f"it rests on: {LEVELS}",
     "ProducePartitionResult.leader_epoch": "leader epoch under which the rows were stored",
-    "ProduceRequest.durability": f"wanted: -1 the topic's, {_LEVELS}",
+    "ProduceRequest.durability": f"wanted: -1 the topic's, {LEVELS}",
     "ProduceRequest.timeout_ms": "after this time the answer is REQUEST_TIMED_OUT",
     "QuorumAppend.entries": "what follows in the log; empty: the commit index, or a probe",
     "QuorumAppendResponse.index": "where the logs agree, or `prev_index` of what did not fit",
@@ -262,7 +261,7 @@ MEANINGS: Final[dict[str, str]] = {
     "TopicDescription.configs": "every key with its value",
     "TopicDescription.schemas": "the newest schemas, oldest first",
     "TopicMetadata.compression": "codec the topic advises: 0 none, 1 LZ4 frame, 2 Zstandard",
-    "TopicMetadata.durability": f"an answer rests at least on: {_LEVELS}",
+    "TopicMetadata.durability": f"an answer rests at least on: {LEVELS}",
     "TopicMetadata.schema_id": "number of the topic's current schema",
     "TopicSchemasResponse.schemas": "schemas of the topic, oldest first",
     "accepted": "the entries fitted and are on the sender's disk",
@@ -395,7 +394,8 @@ MEANINGS: Final[dict[str, str]] = {
     "topic_count": "how many topics there are",
     "topic_id": "16 bytes that name this topic and no later one of the same name",
     "topic_ids": "topics by id, besides those by name",
-    "transactional_id": "kept for transactions; must be empty",
+    "InitProducerIdRequest.transactional_id": "must be empty: ordinary producers stage rows",
+    "transactional_id": "names the holder of transactions, 1 to 512 characters",
     "under_min_in_sync_count": "partitions with fewer replicas in sync than `min.insync.replicas`",
     "under_replicated_count": "partitions with fewer replicas in sync than they have",
     "validate_only": "check everything, change nothing",
@@ -411,6 +411,7 @@ MEANINGS: Final[dict[str, str]] = {
     "voters": "the replicas that elect and count, as of `index`",
     "version_max": "newest version spoken",
     "version_min": "oldest version spoken",
+    **TRANSACTIONS,
 }
 """By `Struct.field`, or by `field` where it means the same everywhere."""
 
@@ -465,6 +466,23 @@ _TOPIC_CHANGE: Final = (
     e.QuiverlogError,
 )
 _TOPIC_SHAPE: Final = (*(e.InvalidConfig, e.InvalidPartitions, e.InvalidSchema, e.PolicyViolation),)
+_COORDINATOR: Final = (
+    e.NotLeader,
+    e.CoordinatorNotReady,
+    e.FeatureNotFinalised,
+    e.TransactionFenced,
+    e.NotEnoughReplicas,
+    e.NotEnoughReplicasAfterAppend,
+    e.RequestTimedOut,
+    e.OutcomeUnknown,
+)
+_STAGED: Final = (
+    *_PARTITION,
+    e.CoordinatorNotReady,
+    e.FeatureNotFinalised,
+    e.InvalidRequest,
+    e.WrongListener,
+)
 ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
     Api.HELLO: (),
     Api.METADATA: (e.UnknownTopic, e.UnknownTopicId, e.NotLeader),
@@ -591,6 +609,50 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.WrongListener,
     ),
     Api.REPORT_LOG_ENDS: (e.NotController, e.StaleBrokerEpoch, e.WrongListener),
+    Api.OPEN_TRANSACTION: (
+        *_COORDINATOR,
+        e.NotController,
+        e.StagingFull,
+        e.PolicyViolation,
+    ),
+    Api.COMMIT_TRANSACTION: (
+        *_COORDINATOR,
+        e.TransactionClosed,
+        e.UnknownTransactionalId,
+        e.SequenceTooOld,
+        e.SequenceTaken,
+        e.StagedRowsLost,
+        e.TransactionBusy,
+        e.TransactionTooLarge,
+        e.UnknownTopicId,
+        e.InternalTopic,
+    ),
+    Api.ABORT_TRANSACTION: (*_COORDINATOR, e.UnknownTransactionalId),
+    Api.LIST_TRANSACTIONS: (e.FeatureNotFinalised,),
+    Api.DESCRIBE_TRANSACTIONS: (e.FeatureNotFinalised,),
+    Api.FORWARD: (
+        *_STAGED,
+        e.CorruptBatch,
+        e.BatchTooLarge,
+        e.UnknownSchema,
+        e.OutOfOrderSequence,
+        e.NotEnoughReplicas,
+        e.NotEnoughReplicasAfterAppend,
+        e.RequestTimedOut,
+        e.OutcomeUnknown,
+    ),
+    Api.COUNT_STAGED: _STAGED,
+    Api.PUBLISH: (
+        *_STAGED,
+        e.NotEnoughReplicas,
+        e.NotEnoughReplicasAfterAppend,
+        e.RequestTimedOut,
+        e.OutcomeUnknown,
+    ),
+    Api.RESOLVE_STAGED: (
+        *_COORDINATOR,
+        e.WrongListener,
+    ),
     Api.QUORUM: (e.DuplicateNodeId, e.WrongCluster, e.WrongNode, e.WrongListener),
 }
 for _api in ADMINISTRATION:

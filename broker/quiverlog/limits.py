@@ -257,6 +257,19 @@ REPLICA_SESSION_ENTRIES_MAX: Final = PARTITIONS_PER_BROKER_MAX
 REPLICA_SESSIONS_ENTRIES_MAX: Final = (REPLICATION_FACTOR_MAX - 1) * PARTITIONS_PER_BROKER_MAX
 """Partitions in all sessions together: a leader has no more, each with this many followers."""
 
+# --- transactions -----------------------------------------------------------------------------
+TRANSACTIONAL_ID_CHARS_MAX: Final = 512
+TRANSACTION_INSTANCE_BYTES_MAX: Final = 64
+TRANSACTION_ATTEMPT_BYTES: Final = 16
+TRANSACTION_TIMEOUT_MS_MAX: Final = 24 * 3_600_000
+TRANSACTION_ATTEMPTS_MAX: Final = 20_000
+TRANSACTION_PARTS_MAX: Final = 100_000
+"""Of all attempts of a COMMIT_TRANSACTION together."""
+TRANSACTION_TARGETS_MAX: Final = 100_000
+"""Partitions that a transaction reaches from one partition of `__staged`."""
+FORWARD_ENTRIES_MAX: Final = 1_000
+RESOLVE_STAGED_ENTRIES_MAX: Final = 1_000
+
 # --- client -----------------------------------------------------------------------------------
 FILE_MEMORY_BYTES_MAX: Final = 1 * GIB
 """Memory for reading a file: some kilobytes of Parquet or of compressed Arrow can hold any
@@ -335,6 +348,13 @@ assert (
 assert REPLICA_FETCH_PARTITION_BYTES_MAX <= REPLICA_FETCH_BYTES_MAX
 assert REPLICA_FETCH_BYTES_MAX + BATCH_BYTES_MAX + HEADER_BYTES_MAX <= FRAME_BYTES_MAX
 assert REPLICA_FETCH_ENTRIES_MAX <= PARTITIONS_PER_REQUEST_MAX
+assert 40 * TRANSACTION_ATTEMPTS_MAX + 32 * TRANSACTION_PARTS_MAX + 64 * KIB <= HEADER_BYTES_MAX, (
+    "the largest COMMIT_TRANSACTION fits a header"
+)
+assert 40 * TRANSACTION_TARGETS_MAX + 64 * KIB <= HEADER_BYTES_MAX, "and so do all its targets"
+assert TRANSACTION_TARGETS_MAX < RESPONSE_CONTAINERS_MAX
+assert 4 * TRANSACTIONAL_ID_CHARS_MAX * RESOLVE_STAGED_ENTRIES_MAX + 64 * KIB <= HEADER_BYTES_MAX
+assert TRANSACTION_ATTEMPTS_MAX <= 2 * TOPICS_PER_REQUEST_MAX, "the largest COMMIT may wait"
 assert 10 * REPLICA_FETCH_WAIT_MS <= REPLICA_LAG_MS_MAX, "one that waits is not one that lags"
 assert QUORUM_BODY_BYTES_MAX <= PEER_QUEUE_BYTES_MAX, "the largest QUORUM may wait"
 assert PEER_IN_FLIGHT_MAX < REQUESTS_IN_FLIGHT_MAX, "a peer reads on"

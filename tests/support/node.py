@@ -84,7 +84,7 @@ def check_codes(response: m.Response) -> None:
     entry_codes = {kind.code for kind in ENTRY_ERRORS[response.API]}
     request_codes = {kind.code for kind in REQUEST_ERRORS} | entry_codes
     assert response.error_code in request_codes | {0}, (response.API, response.error_code)
-    for name in ("partitions", "topics"):
+    for name in ("partitions", "topics", "results"):
         for entry in getattr(response, name, ()):
             code = getattr(entry, "error_code", 0)
             assert code in entry_codes | {0}, (response.API, code)

@@ -8,8 +8,8 @@ __all__ = ["Api", "Audience"]
 
 
 class Api(enum.IntEnum):
-    """Numbers of the requests: new ones take the next that is free from 77 on. 19-24, 28-36, 44,
-    53-59 and 65-76 are reserved for security, transactions, groups and links."""
+    """Numbers of the requests: new ones take the next that is free from 77 on. 19, 28-36, 44,
+    57-59 and 65-76 are reserved for security, groups and links."""
 
     HELLO = 0
     METADATA = 1
@@ -30,12 +30,21 @@ class Api(enum.IntEnum):
     ELECT_LEADERS = 16
     REASSIGN_PARTITIONS = 17
     AUTHENTICATE = 18
+    OPEN_TRANSACTION = 20
+    COMMIT_TRANSACTION = 21
+    ABORT_TRANSACTION = 22
+    LIST_TRANSACTIONS = 23
+    DESCRIBE_TRANSACTIONS = 24
     QUORUM = 40
     REGISTER_BROKER = 42
     BROKER_HEARTBEAT = 43
     REPLICA_FETCH = 50
     ALTER_PARTITION = 51
     REPORT_LOG_ENDS = 52
+    FORWARD = 53
+    COUNT_STAGED = 54
+    PUBLISH = 55
+    RESOLVE_STAGED = 56
     ALTER_CONFIGS = 60
     DESCRIBE_CONFIGS = 61
     UPDATE_FEATURES = 62

@@ -1,4 +1,4 @@
-"""DESCRIBE_CLUSTER: brokers, quorum and the state of partitions."""
+"""DESCRIBE_CLUSTER: brokers, quorum and the state of partitions; UPDATE_FEATURES: the level."""
 
 from __future__ import annotations
 
@@ -8,11 +8,30 @@ from msgspec import Meta
 
 from quiverlog.limits import BROKERS_MAX, QUORUM_REPLICAS_SHOWN_MAX
 
-from .messages import Api, Int64, Known, NodeId, Part, Port, Request, Response, UInt63
+from .messages import (
+    Api,
+    BrokerEndpoint,
+    Int64,
+    Known,
+    NodeId,
+    Part,
+    Port,
+    Request,
+    Response,
+    UInt31,
+    UInt63,
+)
 from .quorum_messages import Endpoint
 from .voters_messages import QuorumReplica
 
-__all__ = ["ClusterBroker", "DescribeClusterRequest", "DescribeClusterResponse"]
+__all__ = [
+    "BrokerFeatures",
+    "ClusterBroker",
+    "DescribeClusterRequest",
+    "DescribeClusterResponse",
+    "UpdateFeaturesRequest",
+    "UpdateFeaturesResponse",
+]
 
 
 class DescribeClusterRequest(Request, array_like=True, gc=False):
@@ -65,3 +84,34 @@ class DescribeClusterResponse(Response, array_like=True, gc=False):
     moving_count: UInt63 = 0
     is_behind: bool = False
     heard_ms: Known = -1
+
+
+class UpdateFeaturesRequest(Request, array_like=True, gc=False):
+    """Finalises a feature level, or asks for the present one. The controller decides; every broker
+    answers questions from its metadata."""
+
+    API: ClassVar[Api] = Api.UPDATE_FEATURES
+    level: UInt31 = 0
+    validate_only: bool = False
+
+    @property
+    def only_asks(self) -> bool:
+        return self.level == 0
+
+
+class BrokerFeatures(Part, array_like=True, gc=False):
+    """The feature levels that a registered broker supports."""
+
+    node_id: NodeId = -1
+    level_min: UInt31 = 1
+    level_max: UInt31 = 1
+
+
+class UpdateFeaturesResponse(Response, array_like=True, gc=False):
+    """The cluster's level now, and the highest that all brokers support."""
+
+    API: ClassVar[Api] = Api.UPDATE_FEATURES
+    level: UInt31 = 0
+    level_max: UInt31 = 0
+    brokers: Annotated[list[BrokerFeatures], Meta(max_length=BROKERS_MAX)] = []
+    controller: BrokerEndpoint | None = None

@@ -164,7 +164,7 @@ def _long_response(response: Response, header: bytes) -> bytes:
     Without an answer, for ten thousand texts, the client could not see which entries were stored.
     """
     if len(header) > HEADER_BYTES_MAX:
-        for name in ("partitions", "topics"):
+        for name in ("partitions", "topics", "results"):
             for entry in getattr(response, name, ()):
                 if getattr(entry, "error_message", ""):
                     entry.error_message = ""

@@ -21,13 +21,13 @@ from . import cluster_messages as c
 from . import config_messages as k
 from . import decommission_messages as d
 from . import election_messages as e
-from . import feature_messages as f
 from . import messages as m
 from . import placement_messages as p
 from . import producer_messages as w
 from . import quorum_messages as q
 from . import reassignment_messages as n
 from . import replica_messages as r
+from . import transaction_messages as t
 from . import voters_messages as v
 from .apis import Audience
 
@@ -141,8 +141,18 @@ APIS: dict[int, ApiSpec] = {
         ),
         _spec(k.AlterConfigsRequest, k.AlterConfigsResponse, _ADMINISTRATION),
         _spec(k.DescribeConfigsRequest, k.DescribeConfigsResponse, _CLIENTS),
-        _spec(f.UpdateFeaturesRequest, f.UpdateFeaturesResponse, _ADMINISTRATION),
+        _spec(c.UpdateFeaturesRequest, c.UpdateFeaturesResponse, _ADMINISTRATION),
         _spec(d.DecommissionBrokerRequest, d.DecommissionBrokerResponse, _ADMINISTRATION),
+        _spec(t.OpenTransactionRequest, t.OpenTransactionResponse, _CLIENTS),
+        _spec(
+            t.CommitTransactionRequest,
+            t.CommitTransactionResponse,
+            _CLIENTS,
+            request_containers_max=t.COMMIT_CONTAINERS_MAX,
+        ),
+        _spec(t.AbortTransactionRequest, t.AbortTransactionResponse, _CLIENTS),
+        _spec(t.ListTransactionsRequest, t.ListTransactionsResponse, _CLIENTS),
+        _spec(t.DescribeTransactionsRequest, t.DescribeTransactionsResponse, _CLIENTS),
         _spec(a.AuthenticateRequest, a.AuthenticateResponse, _BROKERS),
         _spec(
             q.QuorumRequest,
@@ -174,6 +184,10 @@ APIS: dict[int, ApiSpec] = {
             sender="broker_id",
             request_containers_max=r.LOG_ENDS_CONTAINERS_MAX,
         ),
+        _spec(t.ForwardRequest, t.ForwardResponse, _BROKERS, sender="broker_id"),
+        _spec(t.CountStagedRequest, t.CountStagedResponse, _BROKERS, sender="broker_id"),
+        _spec(t.PublishRequest, t.PublishResponse, _BROKERS, sender="broker_id"),
+        _spec(t.ResolveStagedRequest, t.ResolveStagedResponse, _BROKERS, sender="broker_id"),
     )
 }
 

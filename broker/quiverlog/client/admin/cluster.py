@@ -32,13 +32,17 @@ from quiverlog.errors import (
     RequestTimedOut,
     error_from_code,
 )
-from quiverlog.wire.cluster_messages import DescribeClusterRequest, DescribeClusterResponse
+from quiverlog.wire.cluster_messages import (
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
+)
 from quiverlog.wire.decommission_messages import (
     DecommissionBrokerRequest,
     DecommissionBrokerResponse,
     DecommissionStep,
 )
-from quiverlog.wire.feature_messages import UpdateFeaturesRequest, UpdateFeaturesResponse
 from quiverlog.wire.messages import Response
 from quiverlog.wire.reassignment_messages import (
     PartitionReplicas,

@@ -378,6 +378,34 @@ def _check_next_page(request: Any, response: Any) -> None:
         )
 
 
+def _check_open_transaction(_request: Any, response: Any, _: int) -> None:
+    if response.epoch < 0:
+        raise InvalidResponse(f"OPEN_TRANSACTION was answered with the epoch {response.epoch}.")
+
+
+def _check_commit_transaction(request: Any, response: Any, _: int) -> None:
+    row_count = sum(one.row_count for one in request.attempts)
+    # What had been committed before may have been other attempts, of an earlier run.
+    if not response.outcome and response.row_count != row_count:
+        raise InvalidResponse(
+            f"COMMIT_TRANSACTION of {row_count} rows: {response.row_count} were committed."
+        )
+
+
+def _check_page_of_transactions(request: Any, response: Any, _: int) -> None:
+    found = [one.transactional_id for one in response.transactions]
+    following = response.next_id
+    if found != sorted(set(found)) or (found and found[0] < request.first_id):
+        raise InvalidResponse(
+            f"Transactions from {_shown(request.first_id)} on come as {found[:SHOWN_MAX]}."
+        )
+    if following and following <= max(request.first_id, *found[-1:]):
+        raise InvalidResponse(
+            f"The page of transactions from {_shown(request.first_id)} on is followed by"
+            f" {_shown(following)}."
+        )
+
+
 def _fits_any(_request: Any, _response: Any, _body_bytes: int) -> None:
     """Nothing in these answers must agree with the request."""
 
@@ -407,5 +435,10 @@ _CHECKS: Final[dict[m.Api, Callable[[Any, Any, int], None]]] = {
     m.Api.DESCRIBE_CONFIGS: _check_describe_configs,
     m.Api.DESCRIBE_REPLICAS: _check_describe_replicas,
     m.Api.DESCRIBE_PRODUCER: _check_page_of_topics,
+    m.Api.OPEN_TRANSACTION: _check_open_transaction,
+    m.Api.COMMIT_TRANSACTION: _check_commit_transaction,
+    m.Api.ABORT_TRANSACTION: _fits_any,
+    m.Api.LIST_TRANSACTIONS: _check_page_of_transactions,
+    m.Api.DESCRIBE_TRANSACTIONS: _check_page_of_transactions,
 }
 assert _CHECKS.keys() == {spec.api for spec in APIS.values() if not spec.between_brokers}

@@ -48,6 +48,11 @@ from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.node.runtime.jobs import Then
 from quiverlog.node.runtime.tasks import Call, Making, Steps, Wait
 from quiverlog.types import Now
+from quiverlog.wire.cluster_messages import (
+    BrokerFeatures,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
+)
 from quiverlog.wire.config_messages import (
     AlterConfigsRequest,
     AlterConfigsResponse,
@@ -63,11 +68,6 @@ from quiverlog.wire.election_messages import (
     ElectLeadersRequest,
     ElectLeadersResponse,
     PartitionLeader,
-)
-from quiverlog.wire.feature_messages import (
-    BrokerFeatures,
-    UpdateFeaturesRequest,
-    UpdateFeaturesResponse,
 )
 from quiverlog.wire.reassignment_messages import (
     PartitionReplicas,

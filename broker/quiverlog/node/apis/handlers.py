@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from quiverlog.errors import FeatureNotFinalised
 from quiverlog.node.apis import describe, offsets, topics
 from quiverlog.node.apis.admin import (
     handle_alter_configs,
@@ -37,11 +38,10 @@ from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.authentication_messages import AuthenticateRequest
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest, RegisterBrokerRequest
-from quiverlog.wire.cluster_messages import DescribeClusterRequest
+from quiverlog.wire.cluster_messages import DescribeClusterRequest, UpdateFeaturesRequest
 from quiverlog.wire.config_messages import AlterConfigsRequest, DescribeConfigsRequest
 from quiverlog.wire.decommission_messages import DecommissionBrokerRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
-from quiverlog.wire.feature_messages import UpdateFeaturesRequest
 from quiverlog.wire.placement_messages import DescribeReplicasRequest
 from quiverlog.wire.producer_messages import DescribeProducerRequest
 from quiverlog.wire.quorum_messages import QuorumRequest
@@ -52,9 +52,20 @@ from quiverlog.wire.replica_messages import (
     ReplicaFetchRequest,
     ReportLogEndsRequest,
 )
+from quiverlog.wire.transaction_messages import (
+    AbortTransactionRequest,
+    CommitTransactionRequest,
+    CountStagedRequest,
+    DescribeTransactionsRequest,
+    ForwardRequest,
+    ListTransactionsRequest,
+    OpenTransactionRequest,
+    PublishRequest,
+    ResolveStagedRequest,
+)
 from quiverlog.wire.voters_messages import ChangeVotersRequest
 
-__all__ = ["HANDLERS", "STEPS_HANDLERS"]
+__all__ = ["HANDLERS", "STEPS_HANDLERS", "WITHOUT_HANDLER"]
 
 HANDLERS: Final[dict[type[m.Request], Callable[[Broker, RequestReceived, Now], None]]] = {
     m.HelloRequest: handle_hello,
@@ -69,6 +80,29 @@ HANDLERS: Final[dict[type[m.Request], Callable[[Broker, RequestReceived, Now], N
     ReportLogEndsRequest: handle_report_log_ends,
 }
 """Answered, or set to wait, in the call that brings them."""
+
+WITHOUT_HANDLER: Final[tuple[type[m.Request], ...]] = (
+    OpenTransactionRequest,
+    CommitTransactionRequest,
+    AbortTransactionRequest,
+    ListTransactionsRequest,
+    DescribeTransactionsRequest,
+    ForwardRequest,
+    CountStagedRequest,
+    PublishRequest,
+    ResolveStagedRequest,
+)
+"""Checked and refused."""
+
+
+def _refuse(_broker: Broker, call: Call) -> Steps:
+    request = call.request
+    if isinstance(
+        request, OpenTransactionRequest | CommitTransactionRequest | AbortTransactionRequest
+    ):
+        request.check()
+    raise FeatureNotFinalised(f"this broker serves no {request.API.name} yet.")
+
 
 STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = {
     m.MetadataRequest: describe.handle_metadata,
@@ -92,6 +126,7 @@ STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = 
     DescribeConfigsRequest: handle_describe_configs,
     UpdateFeaturesRequest: handle_update_features,
     DecommissionBrokerRequest: handle_decommission_broker,
+    **dict.fromkeys(WITHOUT_HANDLER, _refuse),
 }
 
 assert len(HANDLERS) + len(STEPS_HANDLERS) == len(APIS)

@@ -133,7 +133,7 @@ class Replies:
 
 def _parts_with_errors(response: type[Response]) -> str:
     for field in msgspec.structs.fields(response):
-        if field.name in ("partitions", "topics"):
+        if field.name in ("partitions", "topics", "results"):
             (parts,) = get_args(get_args(field.type)[0])  # A list that has a bound.
             return field.name if "error_code" in parts.__struct_fields__ else ""
     return ""

@@ -21,7 +21,7 @@ from quiverlog.errors import (
 from quiverlog.limits import FEATURE_LEVEL_MAX
 from quiverlog.node.runtime import config as node_config
 from quiverlog.wire import messages as m
-from quiverlog.wire.feature_messages import UpdateFeaturesRequest, UpdateFeaturesResponse
+from quiverlog.wire.cluster_messages import UpdateFeaturesRequest, UpdateFeaturesResponse
 from tests.support.members import Member, Members
 
 A = TypeVar("A", bound=m.Response)

@@ -13,8 +13,8 @@ from quiverlog.server.config.config import load_config
 from quiverlog.server.config.listeners import LISTENERS_MAX, ListenerConfig
 from quiverlog.server.config.reload import compare_configs
 from quiverlog.wire import messages as m
+from quiverlog.wire.cluster_messages import UpdateFeaturesRequest
 from quiverlog.wire.decommission_messages import DecommissionBrokerRequest, DecommissionStep
-from quiverlog.wire.feature_messages import UpdateFeaturesRequest
 from quiverlog.wire.reassignment_messages import PartitionTarget, ReassignPartitionsRequest
 from quiverlog.wire.registry import ADMINISTRATION, APIS
 from quiverlog.wire.voters_messages import ChangeVotersRequest, VoterChange
