@@ -84,14 +84,14 @@ class ProducersAgainstLog(RuleBasedStateMachine):
             sequence = mine[-1].base_sequence + mine[-1].row_count if mine else 0
             header = header_of(pid, epoch, sequence % SEQUENCE_MODULUS, 2)
             assert self.states.check(header) is None
-            self.states.stage(header, self.end, 0)
+            self.states.admit(header, self.end, 0)
             self.append(header)
             assert self.states.check(header) == self.expected(header)
         assert self.states.snapshot() == before, "a snapshot is never ahead of the log"
         if stored:
-            self.states.commit_staged()
+            self.states.commit_admitted()
         else:
-            self.states.drop_staged()
+            self.states.drop_admitted()
             self.log, self.end = log, end
 
     @rule(back=st.integers(1, 12))

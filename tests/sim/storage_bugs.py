@@ -37,9 +37,9 @@ DURABILITY = (
     ),
     make_bug(
         "a repetition is acknowledged before its flush",
-        "node.partitions.admitted:Staging._needed",
-        "elif end_offset > safe_offset(level, state)",
-        "elif not result.duplicate and end_offset > safe_offset(level, state)",
+        "node.apis.produce:_admit_all",
+        "AppendEntry(replica, entry.level, ",
+        "AppendEntry(replica, _MEMORY if result.duplicate else entry.level, ",
         # Stored as `memory`, the answer lost, sent again as `flushed`.
         shape={
             **QUIET,

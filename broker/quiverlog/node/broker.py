@@ -39,7 +39,7 @@ from quiverlog.node.metadata.metadata import Metadata
 from quiverlog.node.metadata.producer_ids import ProducerIds
 from quiverlog.node.metadata.quorum import Dice, Quorum, sender
 from quiverlog.node.metadata.quorum_wire import QuorumInbox
-from quiverlog.node.partitions.admitted import Staging
+from quiverlog.node.partitions.appends import Appends
 from quiverlog.node.partitions.directories import CreateDirectoriesJob, Removal
 from quiverlog.node.partitions.flushing import Flushes
 from quiverlog.node.partitions.produce_checks import HeldProduces
@@ -214,6 +214,7 @@ _OF_BROKERS: Final = BrokerRecord | BrokerChangeRecord | UnregisterBrokerRecord
 class Broker:
     __slots__ = (
         "admission",
+        "appends",
         "assignment",
         "broker_addresses",
         "clients",
@@ -254,7 +255,6 @@ class Broker:
         "replicas",
         "replication",
         "retention",
-        "staging",
         "tasks",
         "topic_order",
         "trims",
@@ -299,7 +299,7 @@ class Broker:
         self.flushes = flushes = Flushes(
             jobs, wakeups, outbox, metrics, in_flight_max=config.flushes_in_flight_max
         )
-        self.staging = Staging(flushes, wakeups, purgatory, admission, outbox, metrics)
+        self.appends = Appends(flushes, wakeups, admission, outbox, lambda *key: self.leading(*key))
         self.held_produces = HeldProduces()
         self.removal = Removal(jobs, outbox)
         self.registered = Registered(config.node_id, self.view, lambda: self.directory.incarnation)
@@ -489,6 +489,7 @@ class Broker:
             Timed(self.purgatory.next_deadline_us, None),
             Timed(self.peers.next_us, self.peers.expire),
             Timed(self.flushes.next_us, self.flushes.run),
+            Timed(self.appends.next_us, None),
             Timed(self.quorum.next_us, self.quorum.tick),
             Timed(self.leader_lease.next_us, self.membership.tick),
             Timed(self.retention.next_us, self.retention.run, running),
@@ -510,6 +511,7 @@ class Broker:
         return [
             Ending(copying, attrgetter("is_needed"), copying.run, (Phase.RUNNING,)),
             Ending(self.tasks, attrgetter("ends_calls"), self.tasks.end_call),
+            Ending(self.appends, attrgetter("added"), self.appends.run),
             Ending(self.wakeups, attrgetter("busy"), self.wakeups.run),
             Ending(self.flushes, waiting, self.flushes.run),
             Ending(self.removal, waiting, self.removal.run),

@@ -16,13 +16,13 @@ from typing import ClassVar, Final
 
 from quiverlog.errors import BrokerShuttingDown, QuiverlogError, RequestTimedOut
 from quiverlog.node.broker import Broker
-from quiverlog.node.partitions.acknowledgements import ProduceWaiter
 from quiverlog.node.partitions.replica import Replica
 from quiverlog.node.runtime.admission import Phase
 from quiverlog.node.runtime.effects import ShutdownComplete
 from quiverlog.storage.directory.data_directory import ClockNote, DataDirectory
 from quiverlog.storage.log.checkpoint import Bounds
 from quiverlog.types import Now
+from quiverlog.wire.messages import Api
 
 __all__ = ["CloseLogJob", "Closing", "MarkCleanJob"]
 
@@ -142,7 +142,7 @@ class Closing:
         broker.outbox.log("info", "stopping", partitions=len(broker.replicas))
         broker.tasks.refuse(BrokerShuttingDown())
         for waiter in broker.purgatory.all_live():
-            if not isinstance(waiter, ProduceWaiter):
+            if waiter.api is not Api.PRODUCE:
                 try:
                     waiter.expire(now)
                 except Exception as error:
@@ -158,7 +158,7 @@ class Closing:
         if not broker.flushes.idle or broker.tasks.live or broker.jobs.unfinished:
             return
         broker.quorum.stop(now)
-        assert not broker.staging.produces, "produces are admitted after the stop"
+        assert not broker.appends.pending, "rows are admitted after the stop"
         assert broker.admission.phase is Phase.CLOSING
         self._go_on(_Step.CLOSING_LOGS)
         broker.flushes.stop()
@@ -175,7 +175,7 @@ class Closing:
             self._mark()
 
     def _log_closed(
-        self, replica: Replica, result: object, error: BaseException | None, _now: Now
+        self, replica: Replica, result: object, error: BaseException | None, now: Now
     ) -> None:
         self._open.pop(replica, None)
         assert not replica.flush_running, "every flush is back before a log is closed"
@@ -186,16 +186,16 @@ class Closing:
             )
         elif result is not True:
             self._clean = False
-        self._answer_rest(replica)
+        self._answer_rest(replica, now)
         if not self._open:
             self._mark()
 
     @staticmethod
-    def _answer_rest(replica: Replica) -> None:
+    def _answer_rest(replica: Replica, now: Now) -> None:
         replica.state.flushed(replica.log.flushed_offset)
-        replica.answers.advance(replica.state)
+        replica.answers.advance(replica.state, now)
         why = "the broker stopped before the rows were flushed; the outcome is unknown."
-        replica.answers.fail(RequestTimedOut(why))
+        replica.answers.fail(RequestTimedOut(why), now)
         assert not replica.answers.unflushed
 
     def _mark(self) -> None:

@@ -190,10 +190,10 @@ class Node:
     # --- events --------------------------------------------------------------------------------
     def _effects(self, now: Now) -> list[Effect]:
         broker = self.broker
-        if broker.staging.produces:
-            self._guarded(broker.staging.finish, now)
-            if broker.staging.produces:  # After a bug: their bodies end with this call.
-                broker.staging.abandon()
+        if broker.appends.pending:
+            self._guarded(broker.appends.finish, now)
+            if broker.appends.pending:  # After a bug: their batches end with this call.
+                broker.appends.abandon(now)
         phase = broker.admission.phase
         for part, is_due, run in self._ends_running if phase is _RUNNING else self._ends[phase]:
             if is_due(part):
@@ -230,8 +230,8 @@ class Node:
 
     def _take(self, event: Event, now: Now) -> None:
         broker = self.broker
-        if broker.staging.produces:
-            broker.staging.finish(now)
+        if broker.appends.pending:
+            broker.appends.finish(now)
         match event:
             case JobDone():
                 broker.jobs.done(event, now)
@@ -302,8 +302,8 @@ class Node:
             if kind in SENDERS:
                 check_peer(broker, event, now)
             # Admitted rows are in no log yet: no other request is handled before they are.
-            if broker.staging.produces and kind is not m.ProduceRequest:
-                broker.staging.finish(now)
+            if broker.appends.pending and kind is not m.ProduceRequest:
+                broker.appends.finish(now)
             handler = self._handlers.get(kind)
             if handler is not None:
                 handler(broker, event, now)
@@ -357,10 +357,6 @@ class Node:
         """Answer a request once after a bug, whatever the handler has begun."""
         broker = self.broker
         request = event.request
-        if isinstance(request, m.ProduceRequest) and broker.staging.is_last(request):
-            # Its admitted rows have their place in the logs' order: `finish` answers.
-            broker.outbox.internal_error(request.API.name, error)
-            return
         waiters = broker.purgatory.of_request(event.connection_id, request.correlation_id)
         for waiter in waiters:
             broker.purgatory.fail(waiter, request.API.name, error)

@@ -20,7 +20,6 @@ MUTATORS: Final = {
 }  # fmt: skip
 SHARED: Final = {
     "metrics": "counters, each counted where it happens",
-    "staging": "apis/produce.py admits, partitions/admitted.py appends: one owner",
 }
 ALLOWED: Final = {
     ("partitions/opening.py", "_directory.written"): "taken out by what opens a log",
@@ -146,12 +145,7 @@ def test_requests_that_wait_do_not_know_the_broker() -> None:
     assert {node.name for _, node in found} >= {"FetchWaiter", "OffsetsWaiter", "ProduceWaiter"}
     others = parts() - {"lookup", "waits", "replica"} | {"broker"}
     for file, node in found:
-        own = (
-            {"outbox", "metrics", "purgatory"}
-            if file == "partitions/acknowledgements.py"
-            else set()
-        )
-        assert names(node) & others <= own, (file, node.name)
+        assert not names(node) & others, (file, node.name)
 
 
 @pytest.mark.parametrize("module", ["assignment/lookup", "runtime/purgatory"])

@@ -28,10 +28,10 @@ GUARDS = {
     "Node.handle_many", "Node.handle", "Node._effects", "Node._guarded", "Node._fail",
     "Node._broken", "Node._event_broken", "Node._list_turns",
     "Broker.endings", "Broker.timed", "Node.next_deadline_us", "Node.start", "Broker.fail",
-    "Purgatory.fail", "ProduceWaiter.broken", "Staging._fail", "Tasks._end", "Tasks._as_error",
+    "Purgatory.fail", "Append.fail", "Tasks._end", "Tasks._as_error",
     "Tasks._advance", "Jobs.done", "Jobs._start_next", "Waiter.answer", "Outbox.take",
     "Outbox.internal_error", "Outbox.respond", "Outbox.emit", "offsets.fail_entry",
-    "acknowledgements.fail_result", "Decisions._fail", "Decisions._guarded", "Purgatory.finish",
+    "produce.fail_result", "Decisions._fail", "Decisions._guarded", "Purgatory.finish",
     "Purgatory._unpark", "Openings._begin",
     "Purgatory.of_request", "Purgatory.all_live",
 }  # fmt: skip

@@ -95,7 +95,7 @@ _DECODER: Final = msgspec.msgpack.Decoder(_Snapshot)
 
 
 class ProducerStates:
-    __slots__ = ("_expiry_us", "_opened_us", "_producers", "_producers_max", "_staged")
+    __slots__ = ("_admitted", "_expiry_us", "_opened_us", "_producers", "_producers_max")
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class ProducerStates:
         # Insertion order is order of last use: the first key is dropped first.
         self._producers: dict[int, _Producer] = {}
         # The producers whose newest batches are not in the log yet.
-        self._staged: dict[int, _Producer] = {}
+        self._admitted: dict[int, _Producer] = {}
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -124,7 +124,7 @@ class ProducerStates:
         appended."""
         if header.producer_id < 0:
             return None
-        producer = self._staged.get(header.producer_id) or self._producers.get(header.producer_id)
+        producer = self._admitted.get(header.producer_id) or self._producers.get(header.producer_id)
         if producer is None:
             return self._check_first(header, known=False)
         if header.producer_epoch == producer.epoch:
@@ -160,7 +160,7 @@ class ProducerStates:
         """Returns the offset of a stored batch, and the sequence from which on nothing is stored
         under its epoch: 0 where no row of it is remembered, -1 where a newer epoch has written."""
         pid, epoch = header.producer_id, header.producer_epoch
-        producer = self._staged.get(pid) or self._producers.get(pid)
+        producer = self._admitted.get(pid) or self._producers.get(pid)
         if producer is None or producer.epoch < epoch:
             return None, 0
         if producer.epoch > epoch:
@@ -171,7 +171,7 @@ class ProducerStates:
         return None, producer.next_sequence
 
     def newest_epoch(self, producer_id: int) -> int:
-        producer = self._staged.get(producer_id) or self._producers.get(producer_id)
+        producer = self._admitted.get(producer_id) or self._producers.get(producer_id)
         return -1 if producer is None else producer.epoch
 
     def progress(self, producer_id: int, now_us: int) -> ProducerProgress | None:
@@ -189,7 +189,7 @@ class ProducerStates:
         )
 
     # --- recording -----------------------------------------------------------------------------
-    def stage(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
+    def admit(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
         """Record a batch that is about to be appended; later batches are checked after it."""
         assert base_offset >= 0
         pid = header.producer_id
@@ -197,24 +197,24 @@ class ProducerStates:
             return
         # Not in snapshots: after a crash, one ahead of the log would take the retry of a batch that
         # was never stored for a duplicate, and acknowledge lost rows.
-        producer = self._staged.get(pid)
+        producer = self._admitted.get(pid)
         if producer is None:
             known = self._producers.get(pid)
             producer = _Producer(header.producer_epoch) if known is None else _copy(known)
-            self._staged[pid] = producer
+            self._admitted[pid] = producer
         producer.add(header, base_offset, now_us)
 
-    def commit_staged(self) -> None:
-        for pid, producer in self._staged.items():
+    def commit_admitted(self) -> None:
+        for pid, producer in self._admitted.items():
             self._put(pid, producer)
-        self._staged.clear()
+        self._admitted.clear()
 
-    def drop_staged(self) -> None:
-        self._staged.clear()
+    def drop_admitted(self) -> None:
+        self._admitted.clear()
 
     def record(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
         """Record a batch in the log, without the rules of `check`."""
-        assert not self._staged, "recorded batches come after all staged ones"
+        assert not self._admitted, "recorded batches come after all that are admitted"
         pid = header.producer_id
         if pid < 0:
             return
@@ -284,12 +284,12 @@ class ProducerStates:
 
     def adopt(self, restored: ProducerStates) -> None:
         assert restored is not self
-        assert not self._staged, "nothing is appended while a log is cut"
+        assert not self._admitted, "nothing is appended while a log is cut"
         self._producers = restored._producers
 
     def restore(self, blob: bytes) -> None:
         self._producers.clear()
-        self._staged.clear()
+        self._admitted.clear()
         if not blob:
             return
         try:

@@ -1,7 +1,7 @@
 """PRODUCE: rows in.
 
 Owns the order of checks: leader epoch, durability, room, bytes, producer. Entries are checked at
-once, or by a job where that takes long, then admitted; `Staging.finish` writes once per log for
+once, or by a job where that takes long, then admitted; `Appends.finish` writes once per log for
 all requests of one socket read.
 
 Invariants: the batches of an entry are stored together or not at all, entries independently; an
@@ -12,46 +12,51 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
-from quiverlog.batch.header import BatchHeader, stamp_times
+from quiverlog.batch.header import BatchHeader
 from quiverlog.errors import (
-    BatchTooLarge,
     DiskFull,
     InvalidProducerEpoch,
     InvalidRequest,
     NotLeader,
     OutOfOrderSequence,
     QuiverlogError,
+    RequestTimedOut,
     ThrottledBroker,
     UnknownProducerId,
 )
 from quiverlog.limits import BATCH_HEADER_BYTES, PARTITIONS_PER_REQUEST_MAX
 from quiverlog.node.broker import Broker
-from quiverlog.node.partitions.acknowledgements import ProduceWaiter, fail_result
-from quiverlog.node.partitions.admitted import (
-    STAGED_BYTES_MAX,
-    STAGED_ROWS_MAX,
-    Staged,
-    StagedEntry,
-)
+from quiverlog.node.partitions.acknowledgements import Append, AppendEntry
+from quiverlog.node.partitions.appends import ADMITTED_BYTES_MAX
 from quiverlog.node.partitions.produce_checks import CheckJob, EntryCheck, HeldProduce, check_quick
 from quiverlog.node.partitions.replica import Replica
 from quiverlog.node.runtime.events import RequestReceived
 from quiverlog.node.runtime.jobs import Urgency
+from quiverlog.node.runtime.purgatory import Waiter
 from quiverlog.node.runtime.tasks import Call, Steps, Wait
 from quiverlog.types import PRODUCER_IDS_END, Durability, Now
 from quiverlog.wire import messages as m
 
-__all__ = ["ENTRIES_INLINE_MAX", "ENTRIES_PER_STEP", "STAGE_COST", "check_sizes", "handle_produce"]
+__all__ = [
+    "ENTRIES_INLINE_MAX",
+    "ENTRIES_PER_STEP",
+    "PART_COST",
+    "Produce",
+    "ProduceWaiter",
+    "check_sizes",
+    "handle_produce",
+]
 
 
 _MEMORY: Final = Durability.MEMORY
+_TIMEOUT_MS_MAX: Final = 24 * 3_600_000
 
 
 ENTRIES_INLINE_MAX: Final = 64
 ENTRIES_PER_STEP: Final = 2
-STAGE_COST: Final = 1
+PART_COST: Final = 1
 _FILE_COST: Final = 4
 """In steps (see `Call.cost`): an append takes some 20 us, a new file 200."""
 
@@ -69,7 +74,7 @@ def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
     if is_first and not is_wide:
         entries = look(broker, request, body)
         if check_quick(entries, now.wall_us):
-            _stage_whole(broker, connection_id, request, body, entries, now)
+            _append_whole(broker, connection_id, request, body, entries, now)
             return
     broker.admission.check_writable()
     if is_wide and broker.purgatory.live >= broker.config.requests_waiting_max:
@@ -94,6 +99,84 @@ class Entry(EntryCheck):
         self.level = _MEMORY
 
 
+class Produce(Append):
+    """The rows of a request, which is answered when they are as safe as the answer promises."""
+
+    __slots__ = ("_broker", "_request", "response", "waiter")
+
+    def __init__(self, broker: Broker, connection_id: int, request: m.ProduceRequest) -> None:
+        Append.__init__(self, connection_id)  # See `Entry`.
+        self._broker = broker
+        self._request = request
+        self.waiter: ProduceWaiter | None = None
+        results = [m.ProducePartitionResult(a.topic_id, a.partition) for a in request.partitions]
+        self.response = m.ProduceResponse(partitions=results)
+
+    def on_wait(self, now: Now) -> None:
+        timeout_ms = min(max(self._request.timeout_ms, 1), _TIMEOUT_MS_MAX)
+        waiter = ProduceWaiter(self, self._request, now.mono_us + timeout_ms * 1000)
+        purgatory = self._broker.purgatory
+        purgatory.add(waiter)
+        self.waiter = waiter
+
+    def then(self, bug: Exception | None, now: Now) -> None:
+        broker, waiter = self._broker, self.waiter
+        if bug is not None:
+            self._fail(bug)
+            return
+        for entry in self.entries:
+            if entry.error is not None and not entry.result.error_code:
+                fail_result(entry.result, entry.error)
+        if waiter is None:
+            broker.outbox.respond(self.asker, self._request.correlation_id, self.response)
+            return
+        waiter.answer(broker.outbox, self.response)
+        broker.purgatory.finish(waiter)
+        del waiter.produce  # Else they would hold each other until the next collection.
+
+    def _fail(self, bug: Exception) -> None:
+        broker = self._broker
+        if self.waiter is None:
+            broker.outbox.internal_error("PRODUCE", bug)
+            broker.fail(self.asker, self._request, QuiverlogError())
+        else:
+            broker.purgatory.fail(self.waiter, "PRODUCE", bug)
+
+    def expire(self, now: Now) -> None:
+        """Answer that the outcome is unknown: the rows may yet reach the disk."""
+        self._broker.metrics.produces_timed_out += 1
+        self.give_up(_timed_out(), now)
+
+
+class ProduceWaiter(Waiter):
+    """The deadline of a produce."""
+
+    __slots__ = ("produce",)
+
+    api: ClassVar[m.Api] = m.Api.PRODUCE
+
+    def __init__(self, produce: Produce, request: m.ProduceRequest, deadline_us: int) -> None:
+        super().__init__(produce.asker, request.correlation_id, deadline_us)
+        self.produce = produce
+
+    def expire(self, now: Now) -> None:
+        assert not self.done
+        self.produce.expire(now)
+
+    def release(self) -> None:
+        self.produce.done = True
+
+
+def _timed_out() -> RequestTimedOut:
+    return RequestTimedOut("the disk did not confirm the rows in time; the outcome is unknown.")
+
+
+def fail_result(result: m.ProducePartitionResult, error: QuiverlogError) -> None:
+    result.error_code = error.code
+    result.error_message = error.message
+    result.base_offset = -1
+
+
 def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[Entry]:
     """Find each entry's partition, rules and durability; read no batch."""
     found: list[Entry] = []
@@ -111,7 +194,7 @@ def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[En
                 state.check_leader_epoch(asked.leader_epoch)
             entry.level = state.required_level(request.durability)
             if replica.fault is not None:
-                raise replica.fault
+                replica.check_fault()
             topic = replica.topic
             entry.rules(topic.schemas, topic.config)
         except Exception as error:
@@ -130,7 +213,7 @@ def _look_again(
     return entries
 
 
-def _stage_whole(
+def _append_whole(
     broker: Broker,
     connection_id: int,
     request: m.ProduceRequest,
@@ -138,42 +221,26 @@ def _stage_whole(
     entries: list[Entry],
     now: Now,
 ) -> None:
-    staging = broker.staging
+    appends = broker.appends
     # Only here, between requests: a failed append must not part the entries of one request.
-    if staging.produces and staging.byte_count + len(body) > STAGED_BYTES_MAX:
-        staging.finish(now)
+    if appends.pending and appends.byte_count + len(body) > ADMITTED_BYTES_MAX:
+        appends.finish(now)
     broker.admission.check_room()
     if broker.purgatory.live >= broker.config.requests_waiting_max:
         raise ThrottledBroker
-    staging.byte_count += len(body)
-    results = [m.ProducePartitionResult(a.topic_id, a.partition) for a in request.partitions]
-    _stage(broker, connection_id, request, entries, results, None, now)
-
-
-def _stage(
-    broker: Broker,
-    connection_id: int,
-    request: m.ProduceRequest,
-    entries: list[Entry],
-    results: list[m.ProducePartitionResult],
-    waiter: ProduceWaiter | None,
-    now: Now,
-) -> None:
-    """Admit entries of a request: all of them if there is no waiter."""
-    staged: list[StagedEntry] = []
-    # First of all: whatever its entries raise, `finish` answers the request.
-    response = m.ProduceResponse(partitions=results)
-    broker.staging.produces.append(Staged(connection_id, request, response, staged, waiter))
-    _admit_all(broker, entries, results, staged, now)
+    produce = Produce(broker, connection_id, request)
+    _admit_all(broker, produce, len(body), entries, produce.response.partitions, now)
 
 
 def _admit_all(
     broker: Broker,
+    produce: Produce,
+    byte_count: int,
     entries: list[Entry],
     results: list[m.ProducePartitionResult],
-    staged: list[StagedEntry],
     now: Now,
 ) -> None:
+    broker.appends.begin(produce, byte_count)  # From here on, `finish` answers.
     for entry, result in zip(entries, results, strict=True):
         replica = entry.replica
         end_offset = 0
@@ -184,13 +251,14 @@ def _admit_all(
             end_offset = _admit(broker, replica, entry, result, now)
             assert end_offset > 0, "an entry that is admitted has rows"
         except QuiverlogError as error:
+            # Not kept for later: its traceback holds the body.
             fail_result(result, error)
             broker.metrics.batches_refused += 1
         except Exception as error:
             broker.outbox.internal_error("PRODUCE", error)
             fail_result(result, QuiverlogError())
         if replica is not None:
-            staged.append((replica, end_offset, result))
+            produce.entries.append(AppendEntry(replica, entry.level, end_offset, result))
 
 
 # --- produces that wait ------------------------------------------------------------------------
@@ -219,7 +287,7 @@ def _checked(
         if error is not None:
             raise error
         entries = _look_again(broker, held.request, held.body, checked)
-        _stage_whole(broker, held.connection_id, held.request, held.body, entries, now)
+        _append_whole(broker, held.connection_id, held.request, held.body, entries, now)
     except Exception as failure:
         _fail(broker, held, failure)
     finally:
@@ -241,7 +309,7 @@ def _take_turns(broker: Broker, held: HeldProduce, now: Now) -> None:
             if not check_quick(entries, now.wall_us):
                 _go_on(broker, following, now)
                 return
-            _stage_whole(broker, following.connection_id, request, body, entries, now)
+            _append_whole(broker, following.connection_id, request, body, entries, now)
         except Exception as failure:
             _fail(broker, following, failure)
         following = broker.held_produces.release(following)
@@ -252,8 +320,7 @@ def _fail(broker: Broker, held: HeldProduce, failure: Exception) -> None:
         broker.fail(held.connection_id, held.request, failure)
         return
     broker.outbox.internal_error("PRODUCE", failure)
-    if not broker.staging.is_last(held.request):  # Else `finish` answers.
-        broker.fail(held.connection_id, held.request, QuiverlogError())
+    broker.fail(held.connection_id, held.request, QuiverlogError())
 
 
 def check_sizes(entries: list[m.ProducePartition], body_bytes: int) -> None:
@@ -281,36 +348,26 @@ def _admit(
     now: Now,
 ) -> int:
     """Return the offset after its last row."""
-    if replica.fault is not None:
-        raise replica.fault  # Met after the entry's check.
+    replica.check_fault()  # Met after the entry's check.
     state = replica.state
     batches = entry.headers
-    row_count = batches[0][0].row_count if len(batches) == 1 else _row_count(batches)
     # Here, not with the other checks: batches admitted just before count (replication rule 21).
     known = _check_producer(broker, replica, batches, result, now)
     if known is None:
-        if replica.admitted_rows + row_count > STAGED_ROWS_MAX:
-            raise BatchTooLarge(f"{replica.name}: too many rows at once: send them one by one.")
-        if replica.topic.config.stamps_arrival:
-            assert now.wall_us >= 0, "a batch's time is not negative"
-            batches = [(stamp_times(view, one, now.wall_us), view) for one, view in batches]
-        base_offset = replica.admit(batches, now)
-        broker.staging.appending[replica] = None
+        base_offset = broker.appends.admit(replica, batches, now)
+        end_offset = state.log_end_offset + replica.admitted_rows
     else:
         base_offset = known
+        end_offset = known + batches[0][0].row_count
         result.duplicate = True
         broker.metrics.batches_deduplicated += 1
-    assert base_offset + row_count <= state.log_end_offset + replica.admitted_rows
+    assert end_offset <= state.log_end_offset + replica.admitted_rows
     result.base_offset = base_offset
-    result.row_count = row_count
+    result.row_count = end_offset - base_offset
     result.durability = entry.level
     result.leader_epoch = state.leader_epoch
     result.log_start_offset = state.log_start_offset
-    return base_offset + row_count
-
-
-def _row_count(batches: list[tuple[BatchHeader, memoryview]]) -> int:
-    return sum(header.row_count for header, _ in batches)
+    return end_offset
 
 
 def _check_producer(
@@ -383,6 +440,9 @@ class _Part(NamedTuple):
     body: memoryview
     first: int
 
+    def of(self, results: list[m.ProducePartitionResult]) -> list[m.ProducePartitionResult]:
+        return results[self.first : self.first + len(self.request.partitions)]
+
 
 def _begin(broker: Broker, held: HeldProduce, now: Now) -> None:
     call = Call(held.connection_id, held.request, now)
@@ -391,47 +451,38 @@ def _begin(broker: Broker, held: HeldProduce, now: Now) -> None:
 
 def _in_steps(broker: Broker, held: HeldProduce, call: Call) -> Steps:
     failure: Exception | None = None
-    response = m.ProduceResponse(
-        partitions=[
-            m.ProducePartitionResult(asked.topic_id, asked.partition)
-            for asked in held.request.partitions
-        ]
-    )
-    waiters: list[ProduceWaiter] = []
+    produce = Produce(broker, held.connection_id, held.request)
     try:
-        yield from _store(broker, held, call, response, waiters)
+        yield from _append_parts(broker, held, call, produce)
     except Exception as error:
         failure = error
     _take_turns(broker, held, call.now)
-    if broker.staging.produces:
-        broker.staging.finish(call.now)
+    if broker.appends.pending:
+        broker.appends.finish(call.now)
     if failure is not None:
-        if not waiters:
+        if produce.waiter is None:
             raise failure
-        for waiter in waiters:
-            broker.purgatory.fail(waiter, "PRODUCE", failure)
+        produce.fail(failure, call.now)
     return None
 
 
-def _store(
-    broker: Broker,
-    held: HeldProduce,
-    call: Call,
-    response: m.ProduceResponse,
-    waiters: list[ProduceWaiter],
+def _append_parts(
+    broker: Broker, held: HeldProduce, call: Call, produce: Produce
 ) -> Generator[Wait, object, None]:
-    """Stage the entries part by part, and append the waiter to `waiters`."""
     parts = _parts(held)
+    results = produce.response.partitions
+    late = _timed_out()
     checked = []
     for part in parts:
         checked.append(look(broker, part.request, part.body))
+        for result in part.of(results):
+            fail_result(result, late)  # Until it is admitted.
         yield None
     every = [entry for entries in checked for entry in entries]
     yield broker.jobs.starter(CheckJob(held.connection_id, every, call.now.wall_us), Urgency.CHECK)
-    waiter = broker.staging.wait_for(held.connection_id, held.request, response, call.now)
-    waiters.append(waiter)
-    waiter.expect()
-    assert len(every) == len(response.partitions), "each entry was looked at"
+    assert len(every) == len(results), "each entry was looked at"
+    produce.hold()
+    produce.on_wait(call.now)
     for part, checks in zip(parts, checked, strict=True):
         entries = _look_again(broker, part.request, part.body, checks)
         try:
@@ -439,18 +490,18 @@ def _store(
         except DiskFull as error:
             for entry in entries:
                 entry.refuse(error)
-        assert not broker.staging.produces, "steps are made between events"
-        results = response.partitions[part.first : part.first + len(entries)]
+        assert not broker.appends.pending, "steps are made between events"
         file_count = _file_count(entries)
-        _stage(broker, held.connection_id, part.request, entries, results, waiter, call.now)
-        broker.staging.finish(call.now)
-        for entry, result in zip(entries, results, strict=True):
-            if entry.replica is None and not waiter.done:
-                waiter.nothing_to_wait_for(result)
-        call.cost = STAGE_COST + _FILE_COST * (_file_count(entries) - file_count)
+        for result in part.of(results):
+            result.error_code, result.error_message = 0, ""
+        _admit_all(broker, produce, len(part.body), entries, part.of(results), call.now)
+        broker.appends.finish(call.now)
+        if part is parts[-1]:
+            produce.release(call.now)
+        call.cost = PART_COST + _FILE_COST * (_file_count(entries) - file_count)
         yield None
-        if waiter.done:
-            return  # It timed out: entries that were not staged are answered like the others.
+        if produce.done:
+            return  # It timed out: entries that were not admitted are answered like the others.
 
 
 def _file_count(entries: Sequence[Entry]) -> int:

@@ -314,7 +314,7 @@ def _take_in(broker: Broker, request: ReplicaFetchRequest, now: Now) -> FetchSes
         if broker.copied_starts.is_needed:
             broker.copied_starts.look(replica, now)
         if replica.answers:
-            replica.answers.advance(state)
+            replica.answers.advance(state, now)
     return session
 
 

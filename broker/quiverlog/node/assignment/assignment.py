@@ -235,7 +235,7 @@ class Assignment:
         for topic_id, numbers in changed.items():
             topic = image.topics_by_id.get(topic_id)
             if topic is None:
-                self._drop(topic_id, self._held.get(topic_id, ()), "was deleted")
+                self._drop(topic_id, self._held.get(topic_id, ()), "was deleted", now)
                 continue
             never_made = None if open_now else never_created
             for number in range(len(topic.partitions)) if numbers is None else numbers:
@@ -259,7 +259,7 @@ class Assignment:
         held = self._held.setdefault(topic.topic_id, set())
         if self._config.node_id not in partition.replicas:
             if partition.partition in held:
-                self._drop(topic.topic_id, (partition.partition,), "is not here any more")
+                self._drop(topic.topic_id, (partition.partition,), "is not here any more", now)
         elif partition.partition not in held:
             held.add(partition.partition)
             # If it was removed and assigned again before it was open, its opening goes on.
@@ -303,11 +303,11 @@ class Assignment:
         # Also fetches that waited here when it was a follower.
         if moved or (begins and replica.waiters) or partition.replaced_disks:
             self._wakeups.changed(replica)
-        replica.look_at_answers()
+        replica.look_at_answers(now)
         self._in_sync_changes.look_at((replica,))
 
     def _follow(self, key: Key, replica: Replica, partition: PartitionImage, now: Now) -> None:
-        assert not replica.admitted, "a produce is staged and appended before a decision is applied"
+        assert not replica.admitted, "what is admitted is appended before a decision is applied"
         state = replica.state
         self._metrics.leader_epoch_changes += partition.leader_epoch != state.leader_epoch
         state.follow(partition.leader_epoch)
@@ -315,7 +315,8 @@ class Assignment:
         if self.replicas.pop(key, None) is not None:
             self._metrics.partitions_led = len(self.replicas)
             # The rows are in the log and may stay; NOT_LEADER would promise that none is stored.
-            replica.answers.fail(NotEnoughReplicasAfterAppend(f"{replica.name} is led elsewhere."))
+            gone = NotEnoughReplicasAfterAppend(f"{replica.name} is led elsewhere.")
+            replica.answers.fail(gone, now)
             self._wakeups.changed(replica)
         elif replica.waiters:
             # Fetches from this follower: it may have another leader, or be out of sync.
@@ -361,7 +362,7 @@ class Assignment:
         self._offline.remove(key)
         self._followed[key] = replica
         if key[0] not in self.image.topics_by_id or key[1] not in self._held.get(key[0], ()):
-            self._drop(key[0], (key[1],), "was deleted")
+            self._drop(key[0], (key[1],), "was deleted", now)
         else:
             self._lead_or_follow(replica, partition, now)
             replica.log.config = log_config(topic.config)  # May be altered since the job began.
@@ -397,7 +398,7 @@ class Assignment:
         return [*self.replicas.values(), *self._followed.values()]
 
     # --- closing -------------------------------------------------------------------------------
-    def _close_replica(self, replica: Replica, error: QuiverlogError) -> None:
+    def _close_replica(self, replica: Replica, error: QuiverlogError, now: Now) -> None:
         assert not replica.deleted, "a replica is closed once"
         replica.deleted = True
         self._replication.leave((replica.topic.topic_id, replica.name.partition))
@@ -405,10 +406,10 @@ class Assignment:
         self._in_sync_changes.drop(replica)
         self._metrics.partitions_with_faults -= replica.fault is not None
         assert self._metrics.partitions_with_faults >= 0
-        replica.answers.fail(error)
+        replica.answers.fail(error, now)
         self._wakeups.changed(replica)
 
-    def _drop(self, topic_id: bytes, partitions: Collection[int], why: str) -> None:
+    def _drop(self, topic_id: bytes, partitions: Collection[int], why: str, now: Now) -> None:
         gone: list[Replica] = []
         for number in list(partitions):
             key = (topic_id, number)
@@ -424,7 +425,7 @@ class Assignment:
             # Rows of a partition that moved may stay elsewhere; those of a deleted topic do not.
             is_moved = topic_id in self.image.topics_by_id
             kind = NotEnoughReplicasAfterAppend if is_moved else UnknownTopicId
-            self._close_replica(replica, kind(f"{replica.name} {why}."))
+            self._close_replica(replica, kind(f"{replica.name} {why}."), now)
             gone.append(replica)
         if not self._held.get(topic_id):
             self._held.pop(topic_id, None)
@@ -435,7 +436,7 @@ class Assignment:
     def is_offline(self, key: Key) -> bool:
         return key in self.offline and key not in self._openings.under_way
 
-    def close_damaged(self, key: Key) -> tuple[TopicPartition, Replica | None]:
+    def close_damaged(self, key: Key, now: Now) -> tuple[TopicPartition, Replica | None]:
         offline = self._offline.remove(key)
         assert key not in self.replicas, "a leader's replica is served"
         assert key not in self._openings.under_way
@@ -446,7 +447,7 @@ class Assignment:
         else:
             name = replica.name
             gone = NotEnoughReplicasAfterAppend(f"{name} is copied again.")
-            self._close_replica(replica, gone)
+            self._close_replica(replica, gone, now)
         self._openings.drop_written(str(name))
         return name, replica
 

@@ -75,7 +75,7 @@ class LeaderLease:
         was_over = self.is_over
         self.is_over = not self._membership.registration.may_lead(now)
         if self.is_over and not was_over:
-            self._step_down()
+            self._step_down(now)
 
     def check(self, replica: Replica) -> None:
         assert not replica.deleted, "what is deleted is not found"
@@ -119,7 +119,7 @@ class LeaderLease:
         assert not replica.deleted, "what is deleted is not found"
         return not (self.is_over and _has_copies(replica)) and not self.hands_over(replica)
 
-    def _step_down(self) -> None:
+    def _step_down(self, now: Now) -> None:
         assert self.is_over
         held = [replica for replica in self._replicas.values() if _has_copies(replica)]
         if held:
@@ -130,7 +130,8 @@ class LeaderLease:
             replica.fail_replicated(
                 NotEnoughReplicasAfterAppend(
                     f"{replica.name}: the controller is out of reach, another broker may lead."
-                )
+                ),
+                now,
             )
             if replica.waiters:
                 self._wakeups.changed(replica)

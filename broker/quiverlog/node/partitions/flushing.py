@@ -18,6 +18,7 @@ from typing import Final
 
 from quiverlog.errors import OutcomeUnknown, StorageFault
 from quiverlog.limits import UNFLUSHED_MS_MAX
+from quiverlog.node.partitions.acknowledgements import BROKER
 from quiverlog.node.partitions.replica import Replica
 from quiverlog.node.runtime.jobs import Jobs
 from quiverlog.node.runtime.metrics import NodeMetrics
@@ -26,11 +27,9 @@ from quiverlog.node.runtime.purgatory import Wakeups
 from quiverlog.storage.log.jobs import FlushJob, FlushResult
 from quiverlog.types import Now
 
-__all__ = ["AT_ONCE", "BROKER", "DueFlushes", "FlushQueue", "Flushes"]
+__all__ = ["AT_ONCE", "DueFlushes", "FlushQueue", "Flushes"]
 
 
-BROKER: Final = -1
-"""Asks for a flush that is waited for, but by no connection (a stop)."""
 BACKGROUND: Final = -2
 """Asks for a flush that is not waited for."""
 _BACKGROUND_EVERY: Final = 16
@@ -301,7 +300,7 @@ class Flushes:
         except Exception as error:
             self._outbox.internal_error("beginning a flush", error)
             self._queue.done(replica)
-            self.declare_fault(replica, f"no flush can be begun: {error}")
+            self.declare_fault(replica, f"no flush can be begun: {error}", now)
             return
         if job.names_changed:
             self._queue.takes_long(replica)
@@ -342,7 +341,7 @@ class Flushes:
         moved = replica.state.epoch_saved(replica.log.saved_epoch)
         if replica.state.flushed(flushed_offset) or moved:
             self._wakeups.changed(replica)
-        replica.answers.advance(replica.state)
+        replica.answers.advance(replica.state, now)
         leadership = replica.state.leadership
         if leadership is None or leadership.leaving:
             # Its leader counts what is flushed; a move may wait for the leader's own flush last.
@@ -372,9 +371,9 @@ class Flushes:
             return
         # The kernel may have thrown away the pages that it could not write: only recovery from the
         # disk finds what is there.
-        self.declare_fault(replica, f"flush failed: {error}")
+        self.declare_fault(replica, f"flush failed: {error}", now)
 
-    def declare_fault(self, replica: Replica, why: str) -> None:
+    def declare_fault(self, replica: Replica, why: str, now: Now) -> None:
         if replica.fault is None:
             replica.fault = StorageFault(f"{replica.name} takes no writes: {why}.")
             self._metrics.partitions_with_faults += 1
@@ -385,7 +384,7 @@ class Flushes:
         self._queue.drop(replica)
         # A restart reads back what the disk holds, and other replicas may have the rows.
         unknown = f"{replica.name}: {why}. The rows may be stored."
-        replica.answers.fail(OutcomeUnknown(unknown))
+        replica.answers.fail(OutcomeUnknown(unknown), now)
 
     def stop(self) -> None:
         """Begin no other flush: closing the logs flushes what is left."""

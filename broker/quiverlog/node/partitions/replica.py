@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Final
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.controller.configs import TopicConfig
@@ -11,6 +12,7 @@ from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.core.partition.partition import Assigned, PartitionState
 from quiverlog.core.partition.producers import ProducerStates
 from quiverlog.errors import (
+    BatchTooLarge,
     DiskFull,
     NotEnoughReplicasAfterAppend,
     QuiverlogError,
@@ -23,7 +25,10 @@ from quiverlog.node.runtime.purgatory import Watched
 from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.types import Now, TopicPartition
 
-__all__ = ["Replica", "assigned", "log_config"]
+__all__ = ["ADMITTED_ROWS_MAX", "Replica", "assigned", "log_config"]
+
+ADMITTED_ROWS_MAX: Final = 2**30
+"""Rows of one log's write: with those of a segment they must fit an index's 32 bits."""
 
 
 @lru_cache(256)
@@ -125,6 +130,11 @@ class Replica(Watched):
         # acknowledged on top of them until a restart has recovered the log from the disk.
         self.fault: StorageFault | None = None
 
+    def check_fault(self) -> None:
+        if self.fault is not None:
+            # Not itself: what is raised keeps the frames that it passed, with the rows in them.
+            raise StorageFault(self.fault.message)
+
     def found_corrupt(self) -> bool:
         """True the first time."""
         first, self.corrupt = not self.corrupt, True
@@ -152,22 +162,23 @@ class Replica(Watched):
             return False
         return leadership.agreement.is_needed and not leadership.agreement.is_epoch_saved
 
-    def look_at_answers(self) -> None:
+    def look_at_answers(self, now: Now) -> None:
         leadership = self.state.leadership
         if self.answers and leadership is not None:
             if leadership.is_under_min:
                 self.fail_replicated(
                     NotEnoughReplicasAfterAppend(
                         f"{self.name}: fewer than {leadership.min_in_sync} replicas are in sync."
-                    )
+                    ),
+                    now,
                 )
-            self.answers.advance(self.state)
+            self.answers.advance(self.state, now)
 
-    def fail_replicated(self, error: QuiverlogError) -> None:
+    def fail_replicated(self, error: QuiverlogError, now: Now) -> None:
         """Fail produces that wait for copies: their rows are here, so the outcome is unknown."""
         if self.answers:
             self.answers.fail_replicated(error)
-            self.answers.advance(self.state)
+            self.answers.advance(self.state, now)
 
     def want_copies_flushed(self, end_offset: int) -> bool:
         """Require copies to flush rows below `end_offset`. True: that is news for them."""
@@ -177,18 +188,18 @@ class Replica(Watched):
         return True
 
     def admit(self, batches: list[tuple[BatchHeader, memoryview]], now: Now) -> int:
-        """Stage checked batches; returns their base offset. The views must stay valid until
-        `append`.
-        """
+        """As `Appends.admit`."""
         base_offset = offset = self.state.log_end_offset + self.admitted_rows
         byte_count = 0
         try:
             for header, view in batches:
-                self.producers.stage(header, offset, now.mono_us)
+                self.producers.admit(header, offset, now.mono_us)
                 offset += header.row_count
                 byte_count += len(view)
+            if offset - self.state.log_end_offset > ADMITTED_ROWS_MAX:
+                raise BatchTooLarge(f"{self.name}: too many rows at once: send them one by one.")
         except Exception:
-            self._stage_again(now)
+            self._admit_again(now)
             raise
         assert offset > base_offset, "batches have rows"
         self.admitted_bytes += byte_count
@@ -196,18 +207,18 @@ class Replica(Watched):
         self.admitted.extend(batches)
         return base_offset
 
-    def _stage_again(self, now: Now) -> None:
-        """Some batches of an entry that failed were staged: only the admitted ones stay."""
-        self.producers.drop_staged()
+    def _admit_again(self, now: Now) -> None:
+        """Some batches of an entry that failed were admitted: only those before it stay."""
+        self.producers.drop_admitted()
         offset = self.state.log_end_offset
         for header, _ in self.admitted:
-            self.producers.stage(header, offset, now.mono_us)
+            self.producers.admit(header, offset, now.mono_us)
             offset += header.row_count
         assert offset == self.state.log_end_offset + self.admitted_rows
 
     def drop_admitted(self) -> None:
         self.admitted, self.admitted_rows, self.admitted_bytes = [], 0, 0
-        self.producers.drop_staged()
+        self.producers.drop_admitted()
 
     def append(self, now: Now) -> bool:
         """Append what was admitted. True when readers may see more.
@@ -225,17 +236,17 @@ class Replica(Watched):
         try:
             base_offset = self.log.append(batches, state.leader_epoch, now)
         except (DiskFull, ThrottledBroker):
-            self.producers.drop_staged()
+            self.producers.drop_admitted()
             raise
         except (OSError, QuiverlogError) as error:
-            self.producers.drop_staged()
+            self.producers.drop_admitted()
             raise StorageFault(f"{self.name}: append failed: {error}.") from error
         except BaseException:
-            self.producers.drop_staged()
+            self.producers.drop_admitted()
             raise
         assert base_offset == state.log_end_offset
         assert self.log.log_end_offset == base_offset + rows, "the log has what was admitted"
-        self.producers.commit_staged()
+        self.producers.commit_admitted()
         counters = self.counters
         counters.bytes_in += byte_count
         counters.rows_in += rows

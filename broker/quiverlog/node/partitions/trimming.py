@@ -87,7 +87,7 @@ class Trims:
         if error is not None:
             replica.log.fail_trim(job, error)
             if replica.log.fault and not replica.deleted:
-                self._flushes.declare_fault(replica, replica.log.fault)
+                self._flushes.declare_fault(replica, replica.log.fault, now)
             if isinstance(error, DiskFull):
                 self._admission.disk_filled()
         elif replica.deleted:

@@ -213,13 +213,13 @@ class InSyncChanges:
                 self._set_deadline(replica, leadership.deadline_us(end))
         elif not in_sync.in_flight:
             asked.append(_Asked(replica, leadership, leadership.propose_again()))
-        self._moved(replica)
+        self._moved(replica, now)
 
-    def _moved(self, replica: Replica) -> None:
+    def _moved(self, replica: Replica, now: Now) -> None:
         """Advance the high watermark: the set of replicas that count may have changed."""
         if replica.state.followers_moved():
             self._wakeups.changed(replica)
-        replica.look_at_answers()
+        replica.look_at_answers(now)
 
     def _send(self, asked: list[_Asked], now: Now) -> None:
         assert self._in_flight is None, "one request is under way"
@@ -278,7 +278,7 @@ class InSyncChanges:
             assert result.leader_epoch == leadership.leader_epoch
             leadership.applied(result.partition_epoch, result.in_sync_replicas, now.mono_us)
             self._looks[replica] = None
-        self._moved(replica)
+        self._moved(replica, now)
 
     def _log_change(self, replica: Replica, after: frozenset[int]) -> None:
         """Log and count brokers that left or joined, also by the controller's own decision."""

@@ -117,7 +117,7 @@ class Holder(Protocol):
     def is_offline(self, key: Key) -> bool:
         """True for a partition that could not be opened, and is not being opened now."""
 
-    def close_damaged(self, key: Key) -> tuple[TopicPartition, Replica | None]:
+    def close_damaged(self, key: Key, now: Now) -> tuple[TopicPartition, Replica | None]:
         """Release its files to all but the jobs under way; return its name, and the replica if
         open.
         """
@@ -279,14 +279,14 @@ class Repairs:
         if self._looked_at != self._metadata.image.version:
             self._looked_at = self._metadata.image.version
             for key, leader_epoch in list(self._damaged.items()):
-                self._look(key, leader_epoch)
+                self._look(key, leader_epoch, now)
             self._count()
         for key, leaving in self._leaving.items():
             if _is_free(leaving):
                 self._make_anew(key, leaving)
                 break
 
-    def _look(self, key: Key, leader_epoch: int) -> None:
+    def _look(self, key: Key, leader_epoch: int, now: Now) -> None:
         holder = self._holder()
         replica = holder.find(key)
         if replica is None and not holder.is_offline(key):
@@ -302,7 +302,7 @@ class Repairs:
             assert replica is None or not replica.state.leads, "another broker leads"
             del self._damaged[key]
             self._offline_reports.changed(key, is_offline=False)
-            name, replica = holder.close_damaged(key)
+            name, replica = holder.close_damaged(key, now)
             assert replica is None or replica.deleted, "released replicas are deleted"
             assert holder.find(key) is None
             self._leaving[key] = _Leaving(name, replica, leader_epoch)

@@ -317,7 +317,7 @@ class Replication:
                 self._flushes.appended(replica)
                 self._mark_news(copy, now)
         except StorageFault as error:
-            self._flushes.declare_fault(replica, error.message)
+            self._flushes.declare_fault(replica, error.message, now)
             self.went_offline(replica)
             return
         except QuiverlogError as error:
@@ -389,7 +389,7 @@ class Replication:
         copy.step = None
         log, state = replica.log, replica.state
         if error is not None:
-            self._flushes.declare_fault(replica, f"its end could not be cut: {error}")
+            self._flushes.declare_fault(replica, f"its end could not be cut: {error}", now)
             self.went_offline(replica)
         elif isinstance(job, TruncateJob):
             assert isinstance(result, TruncateResult)

@@ -103,9 +103,9 @@ def test_producer_id_needs_epoch_and_sequence(sequence: int, epoch: int) -> None
 def test_the_newest_epoch_is_known_before_it_is_stored() -> None:
     states = states_with(batch(0))
     assert (states.newest_epoch(7), states.newest_epoch(8)) == (0, -1)
-    states.stage(batch(0, epoch=3), 10, 0)
+    states.admit(batch(0, epoch=3), 10, 0)
     assert states.newest_epoch(7) == 3
-    states.drop_staged()
+    states.drop_admitted()
     assert states.newest_epoch(7) == 0
 
 
@@ -164,28 +164,28 @@ def test_an_empty_snapshot_is_no_producers() -> None:
     assert len(states) == 0
 
 
-def test_staged_batches_count_for_checks_and_not_for_snapshots() -> None:
+def test_admitted_batches_count_for_checks_and_not_for_snapshots() -> None:
     states = states_with(batch(0))
     before = states.snapshot()
-    states.stage(batch(10), 10, 0)
-    states.stage(batch(0, pid=8), 20, 0)
+    states.admit(batch(10), 10, 0)
+    states.admit(batch(0, pid=8), 20, 0)
     assert states.check(batch(20)) is None
     assert states.check(batch(10)) == 10
     assert states.snapshot() == before
-    states.drop_staged()
+    states.drop_admitted()
     assert states.check(batch(10)) is None
-    states.stage(batch(10), 10, 0)
-    states.commit_staged()
+    states.admit(batch(10), 10, 0)
+    states.commit_admitted()
     assert states.check(batch(10)) == 10
     assert states.snapshot() != before
 
 
-def test_a_staged_epoch_fences_the_old_one_only_once_it_is_stored() -> None:
+def test_an_admitted_epoch_fences_the_old_one_only_once_it_is_stored() -> None:
     states = states_with(batch(0))
-    states.stage(batch(0, epoch=1), 10, 0)
+    states.admit(batch(0, epoch=1), 10, 0)
     with pytest.raises(InvalidProducerEpoch):
         states.check(batch(10))
-    states.drop_staged()
+    states.drop_admitted()
     assert states.check(batch(10)) is None
 
 
@@ -231,9 +231,9 @@ def test_the_progress_of_a_producer_is_that_of_its_newest_stored_batch() -> None
     states = ProducerStates(100)
     assert states.progress(7, 200) is None
     states.record(batch(0, rows=10, epoch=2), 40, 1_000)
-    states.stage(batch(10, rows=3, epoch=2), 50, 2_000)
-    assert states.progress(7, 5_000) == (2, 10, 49, 4_000), "a staged batch is not stored yet"
-    states.commit_staged()
+    states.admit(batch(10, rows=3, epoch=2), 50, 2_000)
+    assert states.progress(7, 5_000) == (2, 10, 49, 4_000), "an admitted batch is not stored yet"
+    states.commit_admitted()
     assert states.progress(7, 5_000) == (2, 13, 52, 3_000)
     assert states.progress(7, 1_999) == (2, 13, 52, 0), "never negative"
     again = ProducerStates(9_000)

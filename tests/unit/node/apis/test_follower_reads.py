@@ -239,7 +239,9 @@ def test_a_copy_out_of_sync_is_not_read(copies: Copies) -> None:
 def test_a_copy_with_a_fault_is_not_read(copies: Copies) -> None:
     write(copies, 1)
     copies.settle()
-    copies.copy.node.broker.flushes.declare_fault(copies.replica, "the test sets it")
+    copies.copy.node.broker.flushes.declare_fault(
+        copies.replica, "the test sets it", copies.copy.now
+    )
     assert read(copies)[0].error_code == errors.ReplicaNotAvailable.code
 
 

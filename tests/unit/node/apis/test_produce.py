@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from quiverlog import errors
+from quiverlog.node.apis.produce import Produce
 from quiverlog.node.runtime.effects import Respond
 from quiverlog.node.runtime.events import RequestReceived
 from quiverlog.storage.segment.segment import Segment
@@ -425,6 +427,17 @@ def test_a_slow_disk_times_the_produce_out(node: NodeDriver) -> None:
     assert node.metrics.produces_timed_out == 1
 
 
+def test_a_refused_produce_that_times_out_behind_another_stays_refused(node: NodeDriver) -> None:
+    topic = node.create()
+    node.produce(topic, batch_of([1]))
+    refused = node.produce(topic, batch_of([2], schema_id=7), timeout_ms=1)
+    assert node.answer(refused) is None, "in the order of the partition"
+    node.advance(2)
+    result = result_of(node, refused)
+    assert result is not None
+    assert result.error_code == errors.UnknownSchema.code
+
+
 def test_a_failed_flush_fails_waiting_produces_and_the_partition(node: NodeDriver) -> None:
     topic = node.create(partitions=2)
     waiting = [node.produce(topic, batch_of([i])) for i in range(2)]
@@ -442,6 +455,36 @@ def test_a_failed_flush_fails_waiting_produces_and_the_partition(node: NodeDrive
     assert node.metrics.partitions_with_faults == 1
     node.crash()
     assert node.produced(topic, batch_of([5])).base_offset >= 0
+
+
+def test_an_answered_produce_leaves_nothing_to_the_collector(node: NodeDriver) -> None:
+    """The deadline of a produce stays in a heap for a while, with what it holds."""
+    topic = node.create(durability="memory")
+    gc.collect()
+    gc.disable()
+    try:
+        before = _produce_count()  # Of other tests.
+        for level in (Durability.MEMORY, Durability.FLUSHED):
+            node.produced(topic, batch_of([1]), durability=level)
+        assert _produce_count() == before
+    finally:
+        gc.enable()
+
+
+def test_a_log_with_a_fault_keeps_nothing_of_the_produces_that_it_refuses(node: NodeDriver) -> None:
+    topic = node.create()
+    node.produce(topic, batch_of([1]))
+    node.flush(OSError("the disk failed"))
+    for value in (2, 3):
+        result = node.produced(topic, batch_of([value]))
+        assert result.error_code == errors.StorageFault.code
+    fault = node.node.broker.replicas[topic, 0].fault
+    assert fault is not None
+    assert fault.__traceback__ is None, "its frames have the rows"
+
+
+def _produce_count() -> int:
+    return sum(isinstance(one, Produce) for one in gc.get_objects())
 
 
 def test_answers_of_a_closed_connection_are_dropped(node: NodeDriver) -> None:

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from quiverlog import errors
-from quiverlog.node.apis.produce import ENTRIES_INLINE_MAX, ENTRIES_PER_STEP, STAGE_COST
+from quiverlog.node.apis.produce import ENTRIES_INLINE_MAX, ENTRIES_PER_STEP, PART_COST
 from quiverlog.node.partitions.replica import Replica
 from quiverlog.node.runtime.events import RequestReceived, Tick
 from quiverlog.node.runtime.tasks import STEPS_PER_CALL
@@ -87,7 +87,7 @@ def test_a_call_of_the_node_appends_a_few(node: NodeDriver) -> None:
             most = max(most, admitted)
             admitted = 0
             node.step()
-    assert 0 < most <= STEPS_PER_CALL // STAGE_COST * ENTRIES_PER_STEP
+    assert 0 < most <= STEPS_PER_CALL // PART_COST * ENTRIES_PER_STEP
     assert rows(node, topic) == LONG
 
 

@@ -248,7 +248,7 @@ def follower_at(node: NodeDriver, topic: bytes, end: int) -> None:
     report = FollowerReport(OTHER, 1, end, 0, 0, state.leader_epoch)
     state.leadership.fetched(report, None, state.log_end_offset, AllFit(), node.mono_us)
     state.followers_moved()
-    replica.answers.advance(state)
+    replica.answers.advance(state, node.now)
     node.send(Tick())
 
 
