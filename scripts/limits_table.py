@@ -43,6 +43,7 @@ LIMITS: Final[dict[str, tuple[str, str]]] = {
     "TOPICS_MAX": ("topics of a cluster", "POLICY_VIOLATION"),
     "PARTITIONS_PER_BROKER_MAX": ("partitions of a broker", "POLICY_VIOLATION"),
     "PARTITIONS_PER_TOPIC_MAX": ("partitions of a topic", "INVALID_PARTITIONS"),
+    "STAGED_PARTITIONS_MAX": ("partitions of `__staged`", "INVALID_PARTITIONS"),
     "TOPIC_NAME_CHARS_MAX": ("characters of a topic's name", "INVALID_TOPIC_NAME"),
     "REPLICATION_FACTOR_MAX": ("replicas of a partition", "INVALID_REPLICATION_FACTOR"),
     "KEY_COLUMNS_MAX": ("key columns of a topic", "INVALID_SCHEMA"),

@@ -356,6 +356,18 @@ _KEYS: Final = (
         reloadable=True,
     ),
     Setting(
+        "staged.partitions",
+        _INT,
+        0,
+        "With how many partitions the controller makes `__staged`, where rows of transactions wait"
+        f" for their commit: {limits.STAGED_PARTITIONS_MIN} or more. 0:"
+        f" {limits.STAGED_PARTITIONS_PER_BROKER} for each live broker. The controller's value"
+        " counts.",
+        unit="partitions",
+        maximum=limits.STAGED_PARTITIONS_MAX,
+        because="the topic is made once; `quiverlog topic alter __staged --partitions` grows it",
+    ),
+    Setting(
         "feature.level.max",
         _INT,
         limits.FEATURE_LEVEL_MAX,

@@ -71,6 +71,14 @@ TOPIC_NAME_CHARS_MAX: Final = 249
 PARTITIONS_PER_TOPIC_MAX: Final = 10_000
 PARTITIONS_PER_BROKER_MAX: Final = 20_000
 TOPICS_MAX: Final = 10_000
+TRANSACTIONS_PARTITIONS: Final = 16
+"""Fixed: an id's partition follows from their number."""
+STAGED_PARTITIONS_PER_BROKER: Final = 2
+STAGED_PARTITIONS_MIN: Final = 4
+STAGED_PARTITIONS_MAX: Final = 256
+INTERNAL_RAISE_MS: Final = 300_000
+"""After the last registration: brokers that join together count together."""
+INTERNAL_RAISE_RETRY_MS: Final = 60_000
 DAMAGED_REPLICAS_KEPT: Final = 4
 """Enough to examine a disk's fault; each may be as large as a partition."""
 LEADER_BALANCE_PERIOD_MS: Final = 60_000

@@ -27,7 +27,7 @@ from quiverlog.node.assignment.assignment import Assignment
 from quiverlog.node.assignment.lookup import Lookup
 from quiverlog.node.assignment.retention import Retention
 from quiverlog.node.controller.controller_link import ControllerLink
-from quiverlog.node.controller.elections import Elections, FullDisks
+from quiverlog.node.controller.elections import Elections, FullDisks, InternalRaises
 from quiverlog.node.controller.in_sync_decisions import InSyncDecisions
 from quiverlog.node.controller.leader_lease import LeaderLease
 from quiverlog.node.controller.membership import Membership
@@ -233,6 +233,7 @@ class Broker:
         "held_produces",
         "in_sync_changes",
         "in_sync_decisions",
+        "internal_raises",
         "jobs",
         "leader_lease",
         "leading",
@@ -317,6 +318,7 @@ class Broker:
         self.metadata: Metadata = self._make_metadata()
         self.in_sync_decisions = InSyncDecisions(self.quorum, self.metadata)
         self.elections = self._make_elections()
+        self.internal_raises = InternalRaises(self.quorum, self.metadata, outbox)
         self.live_config = make_live_config(self)
         self.membership = self._make_membership()
         self.producer_ids = ProducerIds(self.metadata, self.membership.registration.known_us)
@@ -494,6 +496,7 @@ class Broker:
             Timed(self.leader_lease.next_us, self.membership.tick),
             Timed(self.retention.next_us, self.retention.run, running),
             Timed(self.elections.next_us, self.elections.run, running),
+            Timed(self.internal_raises.next_us, self.internal_raises.run, running),
             Timed(self.creation_note.next_us, self.creation_note.run, running),
             Timed(assignment.next_us, assignment.tick, running),
             Timed(
@@ -537,6 +540,7 @@ class Broker:
             self.broker_addresses.brokers_changed(self.metadata.image.brokers.values())
         self.live_config.look(now)
         self.elections.applied(records, now)
+        self.internal_raises.applied(records, now)
         self.creation_note.applied(records, now)
         if changed := changed_by(records):
             self.assignment.reconcile(self.metadata.image, changed, now, made=made)

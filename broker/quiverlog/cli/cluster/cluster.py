@@ -98,7 +98,11 @@ def describe(bootstrap: str, timeout_s: float, output_format: str) -> None:
 def status(bootstrap: str, timeout_s: float, output_format: str) -> None:
     """Show whether the cluster is healthy and what to do next; exit code 1 if it is not."""
     from quiverlog.cli.cluster.detail import print_status, status_json
-    from quiverlog.cli.console.cluster_health import is_healthy, with_fewer_replicas
+    from quiverlog.cli.console.cluster_health import (
+        is_healthy,
+        unfinished_raises,
+        with_fewer_replicas,
+    )
     from quiverlog.cli.console.probes import seen_or_failure
 
     began_s = time.monotonic()
@@ -111,7 +115,9 @@ def status(bootstrap: str, timeout_s: float, output_format: str) -> None:
             skipped=seen.silent,
             began_s=began_s,
         ) as client:
-            seen.few.extend(with_fewer_replicas(seen.found, client.metadata().topics.values()))
+            topics = client.metadata().topics.values()
+        seen.few.extend(with_fewer_replicas(seen.found, topics))
+        seen.not_raised.extend(unfinished_raises(seen.found, topics))
     if output_format == "json":
         print_json(status_json(seen))
     else:

@@ -11,6 +11,7 @@ from quiverlog.cli.console.cluster_health import (
     fewer_replicas,
     findings,
     is_healthy,
+    not_raised,
     replicas_possible,
     spare_voters,
 )
@@ -106,6 +107,9 @@ def status_findings(seen: Seen) -> list[Finding]:
     found_here = findings(seen.found, seen.probes)
     if seen.few:
         text = " ".join(fewer_replicas(seen.as_probed, seen.few))
+        found_here.append(Finding(text, is_warning=True))
+    if seen.not_raised:
+        text = " ".join(not_raised(seen.found, seen.not_raised))
         found_here.append(Finding(text, is_warning=True))
     return found_here
 

@@ -29,9 +29,11 @@ __all__ = [
     "findings",
     "is_healthy",
     "may_restart",
+    "not_raised",
     "replicas_possible",
     "spare_voters",
     "two_processes",
+    "unfinished_raises",
     "with_fewer_replicas",
 ]
 
@@ -294,6 +296,32 @@ def fewer_replicas(found: ClusterDetail, few: list[TopicInfo]) -> tuple[str, str
         return found_here, f"To raise the first: {command}"
     wait = f"{live} of the {len(holders)} brokers that hold partitions are live: nothing is to be"
     return found_here, f"{wait} done about it until {possible} of them are live."
+
+
+def unfinished_raises(found: ClusterDetail, topics: Iterable[TopicInfo]) -> list[TopicInfo]:
+    """Return internal topics that the controller has to give more replicas; none while copies of
+    other reasons are missing."""
+    possible = replicas_possible(found)
+    live = sum(not one.fenced and not one.in_shutdown for one in _holders(found))
+    if live < possible or any(one.out_of_sync for one in found.brokers):
+        return []
+    few = [one for one in topics if one.is_internal and _fewest_in_sync(one) < possible]
+    return sorted(few, key=lambda one: one.name)
+
+
+def _fewest_in_sync(topic: TopicInfo) -> int:
+    return min((len(one.in_sync_replicas) for one in topic.partitions), default=0)
+
+
+def not_raised(found: ClusterDetail, few: list[TopicInfo]) -> tuple[str, str]:
+    """Return (finding, advice) about `unfinished_raises`."""
+    named = ", ".join(f"{one.name} ({_fewest_in_sync(one)})" for one in few)
+    return (
+        f"Internal topics with fewer copies than the {replicas_possible(found)} that this cluster"
+        f" has brokers for: {named}.",
+        "The controller adds them five minutes after the last broker has registered. If this stays"
+        " for longer, see the log of the controller, and `quiverlog partition list --moving`.",
+    )
 
 
 def may_restart(seen: Seen, node_id: int) -> RestartVerdict:

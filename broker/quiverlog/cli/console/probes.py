@@ -54,11 +54,13 @@ class Seen:
 
     Attributes:
         few: topics with fewer replicas than they could have.
+        not_raised: internal topics to which the controller has to add replicas.
     """
 
     found: ClusterDetail
     probes: list[Probe] = field(default_factory=list)
     few: list[TopicInfo] = field(default_factory=list)
+    not_raised: list[TopicInfo] = field(default_factory=list)
 
     @property
     def answering(self) -> set[int]:

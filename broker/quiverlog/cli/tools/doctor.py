@@ -263,7 +263,9 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
         as_known,
         failed_writes,
         fewer_replicas,
+        not_raised,
         two_processes,
+        unfinished_raises,
         with_fewer_replicas,
     )
     from quiverlog.cli.console.cluster_health import findings as cluster_findings
@@ -273,12 +275,13 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
     began_s = time.monotonic()
     try:
         seen = seen_or_failure(bootstrap, timeout_s)
-        found, few, unproved = seen.found, [], []
+        found, few, raises, unproved = seen.found, [], [], []
         if found.is_current:
             with open_client(
                 bootstrap, timeout_s=timeout_s, skipped=seen.silent, began_s=began_s
             ) as client:
-                few = with_fewer_replicas(found, client.metadata().topics.values())
+                topics = client.metadata().topics.values()
+                few, raises = with_fewer_replicas(found, topics), unfinished_raises(found, topics)
                 unproved = _unproved(client, [one.node_id for one in found.brokers])
     except QuiverlogError as error:
         return [
@@ -312,6 +315,8 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
     ]
     if few:
         findings.append(Finding("replicas", WARNING, *fewer_replicas(seen.as_probed, few)))
+    if raises:
+        findings.append(Finding("replicas", WARNING, *not_raised(found, raises)))
     return findings + unproved
 
 

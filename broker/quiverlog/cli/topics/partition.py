@@ -203,7 +203,8 @@ def elect(
     if unclean and not yes:
         confirmed(f"Give up rows of {name or 'all topics'} that no living replica has?")
     with open_client(bootstrap, timeout_s=timeout_s) as client:
-        names = client.list_topics() if name is None else [name]
+        # No wish about all topics gives up decisions about transactions.
+        names = client.list_topics(internal=not unclean) if name is None else [name]
         found = {
             one: elect_leaders(client, one, partitions, unclean=unclean, is_asked_for=name == one)
             for one in names

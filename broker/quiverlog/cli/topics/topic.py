@@ -101,13 +101,15 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 @topic.command(name="list")
+@click.option("--internal", is_flag=True, help="List the cluster's own topics, too.")
 @bootstrap_option
 @format_option()
 @debug_option
-def list_topics(bootstrap: str, timeout_s: float, output_format: str) -> None:
+def list_topics(internal: bool, bootstrap: str, timeout_s: float, output_format: str) -> None:
     """List the topics."""
     with open_client(bootstrap, timeout_s=timeout_s) as client:
-        topics = [info for _, info in sorted(client.metadata().topics.items())]
+        found = sorted(client.metadata().topics.items())
+    topics = [info for _, info in found if internal or not info.is_internal]
     rows = [
         {
             "name": info.name,

@@ -17,6 +17,7 @@ from quiverlog.limits import FEATURE_LEVEL_MAX, FEATURE_LEVEL_MIN
 
 __all__ = [
     "LEVELS",
+    "TRANSACTIONS_LEVEL",
     "check_finalised",
     "check_supports",
     "finalise",
@@ -28,6 +29,9 @@ LEVELS: Final = {
 }
 
 assert list(LEVELS) == [*range(FEATURE_LEVEL_MIN, FEATURE_LEVEL_MAX + 1)], "each has its line"
+
+
+TRANSACTIONS_LEVEL: Final = 2
 
 
 def check_finalised(image: Image, level: int, what: str) -> None:

@@ -1,6 +1,7 @@
 """Changes of a topic's replication factor, by moves of each partition on its own.
 
 The topic's factor, used for new partitions and defaults, follows when the last of them has arrived.
+The controller raises that of internal topics as the cluster grows.
 """
 
 from __future__ import annotations
@@ -10,16 +11,27 @@ from collections.abc import Mapping, Sequence
 from quiverlog.core.controller import elections
 from quiverlog.core.controller.configs import TAKEN_AT_CREATION, topic_config
 from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS
+from quiverlog.core.controller.reassignment import reassign
 from quiverlog.core.controller.records import (
+    NO_LEADER,
     ConfigRecord,
     PartitionChangeRecord,
     Record,
     TopicChangeRecord,
 )
 from quiverlog.core.controller.topic_image import TopicImage
+from quiverlog.core.controller.topics import internal_factor, takers
+from quiverlog.core.placement.moves import (
+    Layout,
+    PlanBroker,
+    PlanPartition,
+    even_leaders,
+    with_replication_factor,
+)
 from quiverlog.errors import InvalidConfig
 
-__all__ = ["check_factor", "factors_follow"]
+__all__ = ["check_factor", "factors_follow", "internal_few", "raise_internal"]
 
 
 def check_factor(image: Image, topic: TopicImage, factor: int) -> None:
@@ -65,15 +77,56 @@ def _follows(image: Image, topic: TopicImage, ended: Mapping[int, int]) -> list[
         config = topic_config(configs, image.defaults, count)
     except InvalidConfig:
         return []  # Reconfigured meanwhile: only its partitions have fewer.
-    taken = {key: value for key, value in configs.items() if topic.configs.get(key) != value}
-    return [
-        *(ConfigRecord(topic.topic_id, key, value) for key, value in taken.items()),
-        TopicChangeRecord(topic.topic_id, count),
-        *elections.settings_changed(image, topic, config),
+    taken: list[Record] = [
+        ConfigRecord(topic.topic_id, key, value)
+        for key, value in configs.items()
+        if topic.configs.get(key) != value
     ]
+    factor = TopicChangeRecord(topic.topic_id, count)
+    # Each record is replayed on its own: one replica never has a level of several.
+    is_raise = count > topic.replication_factor
+    ordered = [factor, *taken] if is_raise else [*taken, factor]
+    return [*ordered, *elections.settings_changed(image, topic, config)]
 
 
+# --- internal topics -----------------------------------------------------------------------------
+def internal_few(image: Image) -> list[TopicImage]:
+    there = [image.topics[name] for name in INTERNAL_TOPICS if name in image.topics]
+    return [one for one in there if one.replication_factor < internal_factor(image)]
+
+
+def raise_internal(image: Image) -> list[Record]:
+    """Return the moves that give them more replicas; none while too few brokers are live, and none
+    of a topic that moves. Raises PolicyViolation: a broker is full."""
+    live, factor = {one.node_id for one in takers(image)}, internal_factor(image)
+    if len(live) < factor:
+        return []
+    brokers = [
+        PlanBroker(one.node_id, one.rack, one.host, takes=one.node_id in live)
+        for one in image.brokers.values()
+    ]
+    changes: list[Record] = []
+    for topic in internal_few(image):
+        if any(one.moves for one in topic.partitions):
+            continue
+        # Those with more, by request, keep them.
+        few = [one for one in topic.partitions if len(one.replicas) < factor]
+        plan = [PlanPartition(topic.name, one.partition, one.replicas) for one in few]
+        raised = with_replication_factor(brokers, plan, topic.name, factor)
+        after = {one.partition: one.after for one in raised}
+        # The first broker of a cluster would go on to lead all of them.
+        layout = Layout(brokers, [one._replace(replicas=after[one.partition]) for one in plan])
+        even_leaders(layout)
+        for one, target in zip(few, layout.replicas, strict=True):
+            if one.leader_id != NO_LEADER:
+                changes += reassign(image, topic, one, target, changes_count=True)
+    return changes
+
+
+# --- parts ---------------------------------------------------------------------------------------
 def _configs(image: Image, topic: TopicImage, factor: int) -> dict[str, str]:
+    if topic.name in INTERNAL_TOPICS:
+        return INTERNAL_TOPICS[topic.name].configs(factor)
     if factor == 1:
         return dict(topic.configs)
     kept: dict[str, str] = {k: image.defaults[k] for k in TAKEN_AT_CREATION if k in image.defaults}

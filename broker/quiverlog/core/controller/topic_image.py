@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quiverlog.core.controller.configs import TopicConfig
+from quiverlog.core.controller.internal_topics import is_internal
 from quiverlog.core.controller.records import (
     NO_LEADER,
     PartitionRecord,
@@ -139,6 +140,7 @@ class TopicImage:
         "config",
         "configs",
         "created_us",
+        "is_internal",
         "key_columns",
         "min_in_sync_least",
         "name",
@@ -154,6 +156,7 @@ class TopicImage:
         assert record.replication_factor >= 1
         self.topic_id = record.topic_id
         self.name = record.name
+        self.is_internal = is_internal(record.name)
         self.created_us = record.created_us
         self.replication_factor = record.replication_factor
         self.key_columns = record.key_columns

@@ -22,7 +22,14 @@ from quiverlog.core.controller.configs import (
     topic_config,
     why_no_topic_key,
 )
+from quiverlog.core.controller.features import TRANSACTIONS_LEVEL, check_finalised
 from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.internal_topics import (
+    INTERNAL_TOPICS,
+    check_altered,
+    partitions_at_creation,
+    refuse_internal,
+)
 from quiverlog.core.controller.records import (
     BrokerRecord,
     ConfigRecord,
@@ -36,6 +43,7 @@ from quiverlog.core.controller.records import (
 from quiverlog.core.controller.topic_image import TopicImage
 from quiverlog.core.placement.placement import Place, place
 from quiverlog.errors import (
+    CoordinatorNotReady,
     IncompatibleSchema,
     InvalidConfig,
     InvalidPartitions,
@@ -70,9 +78,12 @@ __all__ = [
     "check_topic_name",
     "create_topic",
     "delete_topic",
+    "ensure_internal_topics",
     "find_topic",
     "find_topic_as",
+    "internal_factor",
     "next_producer_id_block",
+    "takers",
 ]
 
 TOPIC_ID_BYTES: Final = 16
@@ -83,6 +94,8 @@ _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_CHARS_MAX}}}")
 
 
 def check_topic_name(name: str) -> None:
+    if name in INTERNAL_TOPICS:
+        refuse_internal(name, "the controller makes it")
     if not _NAME.fullmatch(name) or name in (".", "..") or name.startswith("__"):
         raise InvalidTopicName(f"{name[:TOPIC_NAME_CHARS_MAX]!r} cannot name a topic.")
 
@@ -115,12 +128,11 @@ def create_topic(
     check_topic_name(name)
     if name in image.topics:
         raise TopicExists(f"topic {name!r} exists.")
-    if len(image.topics) >= TOPICS_MAX:
-        raise PolicyViolation(f"there are {len(image.topics)} topics, which is the most allowed.")
+    _check_topics(image, 1)
     _check_partitions(partitions)
     # The default, or as many replicas as there are brokers (docs/adr/0076).
     if replication_factor == -1:
-        replication_factor = max(1, min(REPLICATION_FACTOR_DEFAULT, len(_takers(image))))
+        replication_factor = max(1, min(REPLICATION_FACTOR_DEFAULT, len(takers(image))))
     if not 1 <= replication_factor <= REPLICATION_FACTOR_MAX:
         raise InvalidReplicationFactor(
             f"a replication factor of {replication_factor} was asked for, allowed are 1 to"
@@ -148,6 +160,58 @@ def create_topic(
     return records
 
 
+def internal_factor(image: Image) -> int:
+    """Return how many replicas internal topics are to have. Brokers that are down count."""
+    count = sum(one.takes_partitions and not one.decommissioning for one in image.brokers.values())
+    return max(1, min(REPLICATION_FACTOR_DEFAULT, count))
+
+
+def ensure_internal_topics(
+    image: Image, *, staged: int, now_us: int, entropy: Callable[[int], bytes]
+) -> list[Record]:
+    """Return the records, for one entry, that make the internal topics that are missing.
+
+    Raises FeatureNotFinalised; CoordinatorNotReady: too few brokers are live; PolicyViolation.
+    """
+    missing = [name for name in INTERNAL_TOPICS if name not in image.topics]
+    if not missing:
+        return []
+    check_finalised(image, TRANSACTIONS_LEVEL, "a transaction")
+    _check_topics(image, len(missing))
+    factor, live = internal_factor(image), len(takers(image))
+    # Until a raise the first decisions would lie on fewer disks than they could.
+    if live < factor:
+        raise CoordinatorNotReady(
+            f"the internal topics are made with {factor} replicas, and {live} brokers are live."
+        )
+    records: list[Record] = []
+    placed: Counter[int] = Counter()
+    for name in missing:
+        partitions = partitions_at_creation(name, staged, live)
+        records += _create_internal(image, name, partitions, factor, placed, now_us, entropy)
+    return records
+
+
+def _create_internal(
+    image: Image,
+    name: str,
+    partitions: int,
+    factor: int,
+    placed: Counter[int],
+    now_us: int,
+    entropy: Callable[[int], bytes],
+) -> list[Record]:
+    shape = INTERNAL_TOPICS[name]
+    topic_id = entropy(TOPIC_ID_BYTES)
+    assert topic_id not in image.topics_by_id
+    return [
+        TopicRecord(topic_id, name, now_us, factor),
+        *(ConfigRecord(topic_id, key, value) for key, value in shape.configs(factor).items()),
+        SchemaRecord(topic_id, 1, now_us, _checked_schema(serialize(shape.schema))[1]),
+        *_partition_records(image, topic_id, factor, [], partitions, placed),
+    ]
+
+
 def alter_topic(
     image: Image,
     topic: TopicImage,
@@ -161,6 +225,8 @@ def alter_topic(
     """Return the records that change a topic; none when it already is as asked (a repeated
     request)."""
     assert image.topics_by_id.get(topic.topic_id) is topic, "decided on what will hold"
+    is_reconfigured = bool(set_configs or delete_configs or schema)
+    check_altered(topic.name, is_reconfigured=is_reconfigured, partitions=partitions)
     records = _alter_configs(image, topic, set_configs, delete_configs)
     if records:
         config = _configured(image, topic, set_configs, delete_configs)
@@ -192,6 +258,7 @@ def find_topic_as(image: Image, name: str, topic_id: bytes) -> TopicImage:
 
 
 def delete_topic(topic: TopicImage) -> list[Record]:
+    refuse_internal(topic.name, "it cannot be deleted")
     return [RemoveTopicRecord(topic.topic_id)]
 
 
@@ -200,6 +267,11 @@ def next_producer_id_block(image: Image) -> ProducerIdBlockRecord:
 
 
 # --- parts ---------------------------------------------------------------------------------------
+def _check_topics(image: Image, new: int) -> None:
+    if len(image.topics) + new > TOPICS_MAX:
+        raise PolicyViolation(f"there are {len(image.topics)} topics, which is the most allowed.")
+
+
 def _check_partitions(partitions: int) -> None:
     if not 1 <= partitions <= PARTITIONS_PER_TOPIC_MAX:
         raise InvalidPartitions(
@@ -213,13 +285,16 @@ def _partition_records(
     replication_factor: int,
     existing: Sequence[Sequence[int]],
     count: int,
+    others: Counter[int] | None = None,
 ) -> list[Record]:
+    """`others`: replicas by broker that the same entry places; these are added."""
     assert count >= 0, "partitions only grow"
     assert all(len(replicas) >= 1 for replicas in existing)
     brokers = _with_room(image, replication_factor) if count else []
     seed = int.from_bytes(topic_id, "big")
     placed = place(brokers, count, replication_factor, seed=seed, existing=existing)
-    more = Counter(node_id for replicas in placed for node_id in replicas)
+    more = Counter() if others is None else others
+    more.update(node_id for replicas in placed for node_id in replicas)
     for node_id, new in more.items():
         if image.replica_counts[node_id] + new > PARTITIONS_PER_BROKER_MAX:
             raise PolicyViolation(
@@ -233,7 +308,7 @@ def _partition_records(
     ]
 
 
-def _takers(image: Image) -> list[BrokerRecord]:
+def takers(image: Image) -> list[BrokerRecord]:
     return [
         one
         for one in image.live_brokers()
@@ -242,7 +317,7 @@ def _takers(image: Image) -> list[BrokerRecord]:
 
 
 def _with_room(image: Image, replication_factor: int) -> list[Place]:
-    live = _takers(image)
+    live = takers(image)
     if len(live) < replication_factor:
         raise InvalidReplicationFactor(
             f"{replication_factor} replicas were asked for; brokers that can take one: {len(live)}."

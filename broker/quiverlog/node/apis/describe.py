@@ -141,6 +141,7 @@ def _topic_metadata(broker: Broker, topic: TopicImage) -> tasks.Making[m.TopicMe
     made = m.TopicMetadata(
         name=topic.name,
         topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
         schema_id=topic.schema_id,
         key_columns=list(topic.key_columns),
         durability=topic.config.durability,
@@ -214,6 +215,7 @@ def _describe(broker: Broker, topic: TopicImage) -> tasks.Making[m.TopicDescript
     return m.TopicDescription(
         name=topic.name,
         topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
         created_us=topic.created_us,
         key_columns=list(topic.key_columns),
         replication_factor=topic.replication_factor,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import ClassVar, Final, Protocol, TypeVar
 
+from quiverlog.core.controller.internal_topics import refuse_internal
 from quiverlog.errors import (
     CorruptLog,
     InvalidRequest,
@@ -174,6 +175,7 @@ def _delete_some(
         for entry, result in entries:
             try:
                 replica = broker.lookup.leader_for_offsets(entry.topic_id, entry.partition)
+                refuse_internal(replica.topic.name, "it is trimmed by the brokers alone")
                 highest = max(highest, _check_delete(replica, entry.before_offset))
                 assert highest <= replica.state.high_watermark
                 good.append(result)

@@ -15,6 +15,8 @@ from functools import partial
 from typing import ClassVar, Final, NamedTuple
 
 from quiverlog.batch.header import BatchHeader
+from quiverlog.core.controller.internal_topics import refuse_internal
+from quiverlog.core.controller.topic_image import TopicImage
 from quiverlog.errors import (
     DiskFull,
     InvalidProducerEpoch,
@@ -196,10 +198,17 @@ def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[En
             if replica.fault is not None:
                 replica.check_fault()
             topic = replica.topic
+            if topic.is_internal:
+                _check_internal(topic)
             entry.rules(topic.schemas, topic.config)
         except Exception as error:
             entry.refuse(error)
     return found
+
+
+def _check_internal(topic: TopicImage) -> None:
+    # The checks of staged rows belong here; until they are there, no client stages any.
+    refuse_internal(topic.name, "only brokers write it")
 
 
 def _look_again(

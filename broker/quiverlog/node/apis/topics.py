@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from quiverlog.core.controller import topics as decide
+from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS
 from quiverlog.core.controller.records import PartitionRecord, Record, TopicRecord
 from quiverlog.core.controller.topic_image import TopicImage
 from quiverlog.errors import InvalidRequest, QuiverlogError
@@ -27,6 +28,7 @@ __all__ = [
     "handle_alter_topic",
     "handle_create_topics",
     "handle_delete_topics",
+    "make_internal_topics",
     "topic_page",
 ]
 
@@ -161,6 +163,31 @@ def _created(broker: Broker, call: Call, result: m.TopicResult) -> Generator[Wai
         min_in_sync=topic.config.min_in_sync_replicas,
     )
     yield broker.assignment.opened(topic.topic_id, call.now)
+
+
+# --- internal topics ----------------------------------------------------------------------------
+def make_internal_topics(broker: Broker, call: Call) -> Generator[Wait, object, None]:
+    """Make the internal topics where they are missing; return when both are there.
+
+    Raises NotController, and as `ensure_internal_topics`.
+    """
+    records = yield from decided(broker, call, partial(_decide_internal, broker, call))
+    if records:
+        broker.admission.check_writable()
+        yield _propose(broker, call, records).wait
+        factor = decide.internal_factor(broker.metadata.image)
+        broker.outbox.log("info", "internal topics created", replicas=factor)
+    for name in INTERNAL_TOPICS:
+        yield broker.assignment.opened(broker.metadata.image.topics[name].topic_id, call.now)
+
+
+def _decide_internal(broker: Broker, call: Call) -> list[Record]:
+    return decide.ensure_internal_topics(
+        broker.metadata.pending,
+        staged=broker.config.staged_partitions,
+        now_us=call.now.wall_us,
+        entropy=broker.entropy,
+    )
 
 
 # --- DELETE_TOPICS ------------------------------------------------------------------------------

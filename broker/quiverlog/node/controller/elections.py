@@ -1,4 +1,5 @@
-"""Elections that no broker's coming or going causes: preferred leaders, and full disks.
+"""What the controller decides at its own time: preferred leaders, leaders away from full disks,
+more replicas of internal topics.
 
 Rounds are bounded because each move sends clients to another broker. A broker with a full disk
 hands over partitions that a live in-sync replica with room can lead.
@@ -11,15 +12,17 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from quiverlog.core.controller.leaders import away_from, preferred_leader
-from quiverlog.core.controller.records import PartitionChangeRecord, Record
+from quiverlog.core.controller.records import BrokerRecord, PartitionChangeRecord, Record
+from quiverlog.core.controller.replication_factor import internal_few, raise_internal
 from quiverlog.errors import QuiverlogError
+from quiverlog.limits import INTERNAL_RAISE_MS, INTERNAL_RAISE_RETRY_MS
 from quiverlog.node.metadata.metadata import Metadata
 from quiverlog.node.metadata.quorum import Quorum
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.types import Now
 
-__all__ = ["Elections", "FullDisks"]
+__all__ = ["Elections", "FullDisks", "InternalRaises"]
 
 
 _AGAIN_US: Final = 2_000_000
@@ -207,3 +210,41 @@ class Elections:
             self._metadata.propose(changes, now, _ignore_outcome)
         except QuiverlogError as error:
             self._outbox.log("warning", "leaders not moved", why=str(error))
+
+
+class InternalRaises:
+    """Replicas of internal topics. A broker on which none lack any has no deadline here."""
+
+    __slots__ = ("_due_us", "_metadata", "_outbox", "_quorum")
+
+    def __init__(self, quorum: Quorum, metadata: Metadata, outbox: Outbox) -> None:
+        self._quorum = quorum
+        self._metadata = metadata
+        self._outbox = outbox
+        self._due_us: int | None = None
+
+    def next_us(self) -> int | None:
+        return self._due_us
+
+    def applied(self, records: Sequence[Record], now: Now) -> None:
+        # Brokers of a new cluster register one after another. Each waits: it may be the controller
+        # by then.
+        is_registration = any(isinstance(one, BrokerRecord) for one in records)
+        if is_registration and internal_few(self._metadata.image):
+            self._due_us = now.mono_us + INTERNAL_RAISE_MS * 1_000
+
+    def run(self, now: Now) -> None:
+        if self._due_us is None or now.mono_us < self._due_us:
+            return
+        few = internal_few(self._metadata.pending)
+        self._due_us = now.mono_us + INTERNAL_RAISE_RETRY_MS * 1_000 if few else None
+        if not few or not self._quorum.is_leading:
+            return
+        try:
+            changes = raise_internal(self._metadata.pending)
+            if changes:
+                self._metadata.propose(changes, now, _ignore_outcome)
+                topics, count = [one.name for one in few], len(changes)
+                self._outbox.log("info", "internal topics get replicas", topics=topics, count=count)
+        except QuiverlogError as error:
+            self._outbox.log("warning", "internal topics get no replicas", why=str(error))

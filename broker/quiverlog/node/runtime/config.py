@@ -21,6 +21,8 @@ from quiverlog.limits import (
     PRODUCER_EXPIRY_MS,
     PRODUCERS_PER_PARTITION_MAX,
     RETENTION_CHECK_MS,
+    STAGED_PARTITIONS_MAX,
+    STAGED_PARTITIONS_MIN,
 )
 from quiverlog.roles import ROLE_BROKER, ROLE_CONTROLLER
 from quiverlog.wire.peer_proof import NO_SECRETS, ClusterSecrets
@@ -72,6 +74,8 @@ class NodeConfig:
     topic_defaults: Mapping[str, str] = field(default_factory=dict)
     """Defaults of topic keys that differ from those in `core.controller.configs`."""
     partitions_default: int = 1
+    staged_partitions: int = 0
+    """With which the controller makes `__staged`; 0: by the number of live brokers."""
     disk_reserve_bytes: int = DISK_RESERVE_BYTES_DEFAULT
     flushes_in_flight_max: int = 4
     """More would only queue up in the disk."""
@@ -134,6 +138,9 @@ class NodeConfig:
         assert FEATURE_LEVEL_MIN <= self.feature_level_max <= FEATURE_LEVEL_MAX
         assert self.roles
         assert self.partitions_default >= 1
+        assert self.staged_partitions == 0 or (
+            STAGED_PARTITIONS_MIN <= self.staged_partitions <= STAGED_PARTITIONS_MAX
+        )
         assert self.flushes_in_flight_max >= 1
         assert self.retention_check_ms >= 1
         assert self.damaged_replicas_kept >= 0

@@ -187,6 +187,7 @@ class BrokerConfig:
     leader_balance_period_ms: int
     leader_balance_moves_max: int
     partition_move_bytes_per_second: int
+    staged_partitions: int
     work_threads: int
     shutdown_timeout_ms: int
     metrics_topics_max: int
@@ -325,6 +326,12 @@ def _refuse_contradictions(
     if values["cluster_secret_required"] == "true" and not values["cluster_secret_file"]:
         raise InvalidConfig(
             f"{source('cluster.secret.required')}: the secret is missing: `cluster.secret.file`."
+        )
+    least = limits.STAGED_PARTITIONS_MIN
+    if 0 < values["staged_partitions"] < least:
+        raise InvalidConfig(
+            f"{source('staged.partitions')} is {values['staged_partitions']}, allowed are 0, and"
+            f" {least} to {limits.STAGED_PARTITIONS_MAX}."
         )
     if not values["data_dir"]:
         raise InvalidConfig(f"{source('data.dir')}: a directory is needed.")

@@ -85,6 +85,7 @@ def node_config(
         leader_balance_period_ms=config.leader_balance_period_ms,
         leader_balance_moves_max=config.leader_balance_moves_max,
         move_bytes_per_s=config.partition_move_bytes_per_second,
+        staged_partitions=config.staged_partitions,
         feature_level_max=config.feature_level_max,
         given=dict(config.given),
     )

@@ -19,8 +19,10 @@ from quiverlog.cli.console.cluster_health import (
     findings,
     is_healthy,
     may_restart,
+    not_raised,
     replicas_possible,
     spare_voters,
+    unfinished_raises,
     with_fewer_replicas,
 )
 from quiverlog.cli.console.probes import Probe, Seen
@@ -371,6 +373,46 @@ def test_with_as_many_live_as_are_needed_the_command_is_advised() -> None:
     found = cluster(brokers=brokers)
     _, then = fewer_replicas(found, with_fewer_replicas(found, [topic("two", 2)]))
     assert then == "To raise the first: quiverlog topic alter two --replication-factor 3"
+
+
+def internal(name: str, replicas: int, in_sync: int) -> TopicInfo:
+    numbers = tuple(range(replicas))
+    partitions = (
+        PartitionInfo(0, 0, 0, (0, 1, 2), (0, 1, 2)),
+        PartitionInfo(1, 0, 0, numbers, numbers[:in_sync]),
+    )
+    return replace(topic(name, replicas), partitions=partitions, is_internal=True)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "in_sync", "is_named"), [(1, 1, True), (3, 2, True), (3, 3, False)]
+)
+def test_a_raise_of_internal_topics_that_is_not_done_is_a_warning(
+    replicas: int, in_sync: int, is_named: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = cluster(brokers=tuple(broker(n, out_of_sync=0) for n in (1, 2, 3)))
+    topics = [topic("one", 1), internal("__staged", replicas, in_sync), internal("__z", 3, 3)]
+    few = unfinished_raises(found, topics)
+    assert [one.name for one in few] == ["__staged"] * is_named
+    assert [one.name for one in with_fewer_replicas(found, topics)] == ["one"]
+    seen = Seen(found, not_raised=few)
+    print_status(seen)
+    shown = capsys.readouterr().out
+    assert (f"than the 3 that this cluster has brokers for: __staged ({in_sync})" in shown) == (
+        is_named
+    )
+    assert status_json(seen)["is_healthy"] is True
+    if few:
+        assert "quiverlog partition list --moving" in not_raised(found, few)[1]
+
+
+@pytest.mark.parametrize(
+    "missing", [{"fenced": True}, {"in_shutdown": True}, {"out_of_sync": 1}], ids=str
+)
+def test_no_raise_is_missed_where_copies_are_missing_for_another_reason(
+    missing: dict[str, Any],
+) -> None:
+    assert not unfinished_raises(with_broker(3, **missing), [internal("__staged", 1, 1)])
 
 
 def test_a_broker_that_does_not_answer_counts_neither_as_live_nor_as_a_vote(
