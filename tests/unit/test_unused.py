@@ -20,17 +20,11 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PRODUCT: Final = ("broker/quiverlog", "connector/pyspark_quiverlog", "demo/quiverlog_demo")
 EXCEPTIONS: Final[dict[str, str]] = {
     "broker/quiverlog/node/apis/topics.py:make_internal_topics": "OPEN_TRANSACTION will call it",
+    "broker/quiverlog/core/transactions/*": "the node's transactions use it: take out when there",
     **dict.fromkeys(
         [
-            "broker/quiverlog/errors.py:SequenceTaken",
-            "broker/quiverlog/errors.py:SequenceTooOld",
             "broker/quiverlog/errors.py:StagedRowsLost",
-            "broker/quiverlog/errors.py:StagingFull",
             "broker/quiverlog/errors.py:TransactionBusy",
-            "broker/quiverlog/errors.py:TransactionClosed",
-            "broker/quiverlog/errors.py:TransactionFenced",
-            "broker/quiverlog/errors.py:TransactionTooLarge",
-            "broker/quiverlog/errors.py:UnknownTransactionalId",
         ],
         "transactions use it: take out what is used",
     ),
