@@ -15,8 +15,7 @@ from functools import partial
 from typing import ClassVar, Final, NamedTuple
 
 from quiverlog.batch.header import BatchHeader
-from quiverlog.core.controller.internal_topics import refuse_internal
-from quiverlog.core.controller.topic_image import TopicImage
+from quiverlog.core.controller.internal_topics import STAGED, refuse_internal
 from quiverlog.errors import (
     DiskFull,
     InvalidProducerEpoch,
@@ -199,16 +198,14 @@ def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[En
                 replica.check_fault()
             topic = replica.topic
             if topic.is_internal:
-                _check_internal(topic)
-            entry.rules(topic.schemas, topic.config)
+                if topic.name != STAGED:
+                    refuse_internal(topic.name, "only brokers write it")
+                entry.staged_rules(broker.metadata.image.topics_by_id, topic.config)
+            else:
+                entry.rules(topic.schemas, topic.config)
         except Exception as error:
             entry.refuse(error)
     return found
-
-
-def _check_internal(topic: TopicImage) -> None:
-    # The checks of staged rows belong here; until they are there, no client stages any.
-    refuse_internal(topic.name, "only brokers write it")
 
 
 def _look_again(

@@ -16,6 +16,7 @@ from quiverlog.batch.codec import split_batches
 from quiverlog.batch.header import BatchHeader, peek
 from quiverlog.batch.validate import ROWS_COST_INLINE_MAX, CheckedBatch, check_batch, check_rows
 from quiverlog.core.controller.configs import TopicConfig
+from quiverlog.core.controller.topic_image import TopicImage
 from quiverlog.errors import (
     BatchTooLarge,
     CorruptBatch,
@@ -24,12 +25,14 @@ from quiverlog.errors import (
 from quiverlog.limits import (
     BATCH_DECODED_BYTES_MAX,
     BATCH_ROWS_MAX,
+    KIB,
     PRODUCE_BATCHES_MAX,
     PRODUCE_CHECK_BYTES_MAX,
     PRODUCE_CHECKS_MAX,
     PRODUCE_DECODED_BYTES_MAX,
     PRODUCE_ROWS_MAX,
 )
+from quiverlog.node.partitions.staged_checks import STAGED_SCHEMAS, InnerChecks
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 
@@ -37,20 +40,25 @@ __all__ = ["CheckJob", "EntryCheck", "HeldProduce", "HeldProduces", "check_quick
 
 _BATCHES_INLINE_MAX: Final = 256
 """Of more, only the headers are read on the loop: a check costs some ten microseconds each."""
+_STAGED_BATCHES_INLINE_MAX: Final = 8
+_STAGED_BYTES_INLINE_MAX: Final = 256 * KIB
 _BEYOND: Final = "the request holds more than is checked at once: send this entry again."
 
 
 class EntryCheck:
-    """`error`: why the entry is refused, or a bug of ours. `batches`: of good entries."""
+    """`error`: why the entry is refused, or a bug of ours. `batches`: of good entries. `inner`: of
+    what is staged for a transaction, the batches in its rows."""
 
     __slots__ = (
-        "_ahead_ms", "_behind_ms", "_full", "_limit", "_schemas", "batches", "error", "view",
+        "_ahead_ms", "_behind_ms", "_full", "_limit", "_schemas", "batches", "error", "inner",
+        "view",
     )  # fmt: skip
 
     def __init__(self, view: memoryview) -> None:
         self.view = view
         self.batches: list[CheckedBatch] = []
         self.error: Exception | None = None
+        self.inner: InnerChecks | None = None
         self._schemas: Mapping[int, pa.Schema] = {}
         self._limit = 0
         self._full = False
@@ -61,8 +69,17 @@ class EntryCheck:
         self._limit, self._full = config.batch_bytes_max, config.validate_full
         self._behind_ms, self._ahead_ms = config.behind_ms_max, config.ahead_ms_max
 
+    def staged_rules(self, topics: Mapping[bytes, TopicImage], config: TopicConfig) -> None:
+        self.rules(STAGED_SCHEMAS, config)
+        self.inner = InnerChecks(topics)
+
     def structure(self, now_wall_us: int) -> None:
-        """Check everything but the rows. Raises as `check_batch`."""
+        """Check everything but the rows. Raises as `check_batch`, and as `InnerChecks`."""
+        self._outer_structure(now_wall_us)
+        if self.inner is not None:
+            self.inner.structure(self.batches, now_wall_us)
+
+    def _outer_structure(self, now_wall_us: int) -> None:
         view = self.view
         if peek(view)[2] == len(view):
             self.one_batch(now_wall_us)
@@ -95,16 +112,28 @@ class EntryCheck:
 
     @property
     def decoded_bytes(self) -> int:
+        if self.inner is not None:
+            return self.inner.decoded_bytes
         return sum(batch.metadata.decoded_bytes for batch in self.batches)
+
+    @property
+    def rows_cost(self) -> int:
+        if self.inner is not None:
+            return self.inner.rows_cost
+        return sum(batch.rows_cost for batch in self.batches)
 
     def rows(self) -> None:
         """Raises CorruptBatch."""
+        if self.inner is not None:  # Its own rows were read for those of the batches in them.
+            self.inner.check_rows()
+            return
         for batch in self.batches:
             check_rows(batch, full=self._full)
 
     def take(self, checked: EntryCheck) -> None:
         assert len(checked.view) == len(self.view)
         self.batches, self.error = checked.batches, checked.error
+        self.inner = checked.inner
 
     def refuse(self, error: Exception) -> None:
         self.error = error
@@ -126,13 +155,15 @@ class EntryCheck:
 
 
 # --- what a request may hold ------------------------------------------------------------------
-def _weigh(checks: Sequence[EntryCheck]) -> int:
-    """Refuse what is too much by the headers alone. Returns the number of batches."""
+def _weigh(checks: Sequence[EntryCheck]) -> tuple[int, int]:
+    """Refuse what is too much by the headers alone. Returns the numbers of batches and rows."""
     batches = rows = 0
     for check in checks:
         if check.error is not None:
             continue
         entry_batches, entry_rows = _count(check.view)
+        if check.inner is not None:  # A batch in each row; their rows are counted with them.
+            entry_batches, entry_rows = entry_rows, 0
         if entry_batches > PRODUCE_BATCHES_MAX:
             check.refuse(BatchTooLarge(f"an entry has more than {PRODUCE_BATCHES_MAX} batches."))
         elif entry_rows > BATCH_ROWS_MAX and entry_batches > 1:
@@ -145,7 +176,7 @@ def _weigh(checks: Sequence[EntryCheck]) -> int:
             rows += entry_rows
     assert batches <= PRODUCE_BATCHES_MAX
     assert rows <= PRODUCE_ROWS_MAX
-    return batches
+    return batches, rows
 
 
 def _count(view: memoryview) -> tuple[int, int]:
@@ -162,8 +193,8 @@ def _count(view: memoryview) -> tuple[int, int]:
     return batches, rows
 
 
-def _check_structures(checks: Sequence[EntryCheck], now_wall_us: int) -> int:
-    """Check all but the rows. Returns what these will cost."""
+def _check_structures(checks: Sequence[EntryCheck], rows: int, now_wall_us: int) -> int:
+    """Check all but the rows. Returns what these will cost. `rows`: all but those inside others."""
     cost = decoded = 0
     for check in checks:
         if check.error is not None:
@@ -173,8 +204,12 @@ def _check_structures(checks: Sequence[EntryCheck], now_wall_us: int) -> int:
             entry_decoded = check.decoded_bytes
             if decoded + entry_decoded > PRODUCE_DECODED_BYTES_MAX:
                 raise ThrottledBroker(_BEYOND)
+            inner_rows = 0 if check.inner is None else check.inner.row_count
+            if rows + inner_rows > PRODUCE_ROWS_MAX:
+                raise ThrottledBroker(_BEYOND)
             decoded += entry_decoded
-            cost += sum(batch.rows_cost for batch in check.batches)
+            rows += inner_rows
+            cost += check.rows_cost
         except Exception as error:
             check.refuse(error)
     assert decoded <= PRODUCE_DECODED_BYTES_MAX
@@ -194,6 +229,7 @@ def check_quick(checks: Sequence[EntryCheck], now_wall_us: int) -> bool:
     if (
         len(checks) == 1
         and (first := checks[0]).error is None
+        and first.inner is None
         and peek(first.view)[2] == len(first.view)
     ):
         try:  # One entry of one batch: there is nothing to add up.
@@ -204,12 +240,21 @@ def check_quick(checks: Sequence[EntryCheck], now_wall_us: int) -> bool:
             first.refuse(error)
         return True
     # Bounds of the request first, by headers and buffers: no row is read of one that is refused.
-    if _weigh(checks) > _BATCHES_INLINE_MAX:
+    batches, rows = _weigh(checks)
+    if batches > _BATCHES_INLINE_MAX or _staged_is_much(checks, batches):
         return False
-    if _check_structures(checks, now_wall_us) > ROWS_COST_INLINE_MAX:
+    if _check_structures(checks, rows, now_wall_us) > ROWS_COST_INLINE_MAX:
         return False
     _check_rows(checks)
     return True
+
+
+def _staged_is_much(checks: Sequence[EntryCheck], batches: int) -> bool:
+    # Their rows are decoded, and each byte has a second CRC: some 40 us a batch.
+    staged_bytes = sum(len(check.view) for check in checks if check.inner is not None)
+    return staged_bytes > _STAGED_BYTES_INLINE_MAX or (
+        staged_bytes > 0 and batches > _STAGED_BATCHES_INLINE_MAX
+    )
 
 
 class CheckJob:
@@ -224,8 +269,8 @@ class CheckJob:
         self._now_wall_us = now_wall_us
 
     def run(self) -> Sequence[EntryCheck]:
-        _weigh(self._checks)
-        _check_structures(self._checks, self._now_wall_us)
+        _, rows = _weigh(self._checks)
+        _check_structures(self._checks, rows, self._now_wall_us)
         _check_rows(self._checks)
         return self._checks
 
