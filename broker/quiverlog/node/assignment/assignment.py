@@ -7,13 +7,14 @@
 
 Only `Assignment` opens, leads, follows, reconfigures and closes replicas: by `reconcile`, retries
 of what is offline, and for repairs. Requests for a partition that cannot be opened get its error.
+It calls a `LeaderListener` when this broker begins and ends to lead a partition.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
@@ -47,7 +48,14 @@ from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import Now, TopicPartition
 
-__all__ = ["Assignment", "Key", "OfflinePartitions", "report_notes", "report_recovery"]
+__all__ = [
+    "Assignment",
+    "Key",
+    "LeaderListener",
+    "OfflinePartitions",
+    "report_notes",
+    "report_recovery",
+]
 
 
 _RETRY_US: Final = 5_000_000
@@ -150,13 +158,38 @@ def report_notes(replica: Replica, outbox: Outbox) -> None:
     notes.clear()
 
 
+class LeaderListener(Protocol):
+    """Called while decisions are applied: it may start jobs and `Appends.add`, and decides nothing.
+
+    A lease that is over calls nothing: it may come back under the same leader epoch. Until then
+    `Lookup.leading` and `Appends.put` refuse, and what waits for copies has failed, with an unknown
+    outcome. A fault of the log calls nothing before another broker leads.
+    """
+
+    def led(self, replica: Replica, now: Now) -> None:
+        """Take a leadership that begins: once for each leader epoch, with the log open.
+
+        Rows of earlier leaders may not be safe yet (`is_current`); appends are refused before the
+        broker is running.
+        """
+
+    def unled(self, key: Key, now: Now) -> None:
+        """Leave the leadership begun by `led`; also before one of another epoch, and at a stop.
+
+        Appends to it may end later: with an error, or as safe where this broker goes on to lead.
+        """
+
+    def removed(self, key: Key, now: Now) -> None:
+        """Forget a partition that was assigned to this broker: deleted, or moved away."""
+
+
 class Assignment:
     """`replicas`: those led here, by topic id and partition."""
 
     __slots__ = (
-        "_config", "_flushes", "_followed", "_held", "_in_sync_changes", "_metrics", "_offline",
-        "_openings", "_outbox", "_removal", "_repairs", "_replication", "_wakeups", "image",
-        "offline", "replicas",
+        "_config", "_flushes", "_followed", "_held", "_in_sync_changes", "_listeners", "_metrics",
+        "_offline", "_openings", "_outbox", "_removal", "_repairs", "_replication", "_wakeups",
+        "image", "offline", "replicas",
     )  # fmt: skip
 
     def __init__(
@@ -192,6 +225,7 @@ class Assignment:
         )
         # By topic id: partitions that are open, opening or offline here.
         self._held: dict[bytes, set[int]] = {}
+        self._listeners: list[LeaderListener] = []
 
     @property
     def opening(self) -> bool:
@@ -202,6 +236,25 @@ class Assignment:
         """Partitions whose directories are not made yet, or cannot be made now."""
         found = [key for key, one in self._openings.under_way.items() if one.never_created]
         return [*found, *(key for key, one in self.offline.items() if one.opening.never_created)]
+
+    # --- listeners -------------------------------------------------------------------------------
+    def listen(self, listener: LeaderListener) -> None:
+        """Before the first partition is open: later ones are not repeated to it."""
+        assert not self.replicas
+        self._listeners.append(listener)
+
+    def _unled(self, key: Key, now: Now) -> None:
+        self._call(lambda listener: listener.unled(key, now))
+
+    def _removed(self, key: Key, now: Now) -> None:
+        self._call(lambda listener: listener.removed(key, now))
+
+    def _call(self, call: Callable[[LeaderListener], None]) -> None:
+        for listener in self._listeners:
+            try:
+                call(listener)
+            except Exception as error:  # The other partitions of the decision must have it, too.
+                self._outbox.internal_error("a leader's listener", error)
 
     def load(self, directory: DataDirectory) -> None:
         self._openings.load(directory)
@@ -292,6 +345,8 @@ class Assignment:
         state = replica.state
         begins = not state.leads or partition.leader_epoch != state.leader_epoch
         self._metrics.leader_epoch_changes += partition.leader_epoch != state.leader_epoch
+        if begins and key in self.replicas:
+            self._unled(key, now)
         moved = replica.lead(partition, now)
         if begins:
             if replica.awaits_own_list:
@@ -305,6 +360,8 @@ class Assignment:
             self._wakeups.changed(replica)
         replica.look_at_answers(now)
         self._in_sync_changes.look_at((replica,))
+        if begins:
+            self._call(lambda listener: listener.led(replica, now))
 
     def _follow(self, key: Key, replica: Replica, partition: PartitionImage, now: Now) -> None:
         assert not replica.admitted, "what is admitted is appended before a decision is applied"
@@ -314,6 +371,7 @@ class Assignment:
         self._in_sync_changes.drop(replica)
         if self.replicas.pop(key, None) is not None:
             self._metrics.partitions_led = len(self.replicas)
+            self._unled(key, now)
             # The rows are in the log and may stay; NOT_LEADER would promise that none is stored.
             gone = NotEnoughReplicasAfterAppend(f"{replica.name} is led elsewhere.")
             replica.answers.fail(gone, now)
@@ -390,6 +448,9 @@ class Assignment:
 
     def stop(self, now: Now) -> None:
         self._openings.stop(now)
+        for key in self.replicas:
+            self._unled(key, now)
+        self._listeners.clear()
 
     def find(self, key: Key) -> Replica | None:
         return self.replicas.get(key) or self._followed.get(key)
@@ -413,9 +474,16 @@ class Assignment:
         gone: list[Replica] = []
         for number in list(partitions):
             key = (topic_id, number)
-            self._held.get(topic_id, set()).discard(number)
+            held = self._held.get(topic_id, set())
             offline = self._offline.remove(key)
-            replica = self.replicas.pop(key, None) or self._followed.pop(key, None)
+            replica = self.replicas.pop(key, None)
+            if replica is not None:
+                self._unled(key, now)
+            else:
+                replica = self._followed.pop(key, None)
+            if number in held:  # Else it was dropped before it was open.
+                held.discard(number)
+                self._removed(key, now)
             if replica is None:
                 if offline is not None and key not in self._openings.under_way:
                     self.remove_leftovers({str(offline.opening.name): topic_id})

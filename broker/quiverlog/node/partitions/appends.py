@@ -104,7 +104,8 @@ class Appends:
     ) -> int:
         """Admit batches that need no check, from `OwnAppend.admit`; returns their base offset.
 
-        -1: its entry has the error, as it would be answered to a client that produces.
+        -1: its entry has the error, as it would be answered to a client that produces. No batches:
+        wait until what is in the log is as safe as that.
         """
         entry = AppendEntry(replica, level, 0)
         append.entries.append(entry)
@@ -115,7 +116,10 @@ class Appends:
             replica.state.check_leader_epoch(leader_epoch)
             replica.check_fault()
             entry.level = replica.state.required_level(level)
-            base_offset = self.admit(replica, batches, now)
+            if batches:
+                base_offset = self.admit(replica, batches, now)
+            else:
+                base_offset = replica.state.log_end_offset + replica.admitted_rows
         except QuiverlogError as error:
             entry.error = error.with_traceback(None)  # It would hold the batches.
             return -1

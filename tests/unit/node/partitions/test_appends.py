@@ -437,7 +437,7 @@ class Own(OwnAppend):
 
     def admit(self, appends: Appends, now: Now) -> None:
         for replica, epoch, put in zip(self._replicas, self._epochs, self._puts, strict=True):
-            batches = list(split_batches(memoryview(batch_of(put[3]))))
+            batches = list(split_batches(memoryview(batch_of(put[3])))) if put[3] else []
             self.offsets.append(appends.put(self, replica, epoch, put[2], batches, now))
 
     def then(self, bug: Exception | None, now: Now) -> None:
@@ -587,3 +587,25 @@ def test_a_caller_that_raises_is_called_again_and_not_the_append_that_called_it(
     node.flush()
     assert first.outcomes == [[None, None]]
     assert behind.outcomes == [[None], bug]
+
+
+def test_an_append_without_batches_waits_for_all_that_is_in_the_log(
+    node: NodeDriver, topic: bytes
+) -> None:
+    own(node, topic, 1, 2)
+    barrier = Own(node, (topic, 0, FLUSHED, [])).add()
+    node.send(Tick())
+    assert barrier.offsets == [2]
+    assert not barrier.outcomes
+    node.flush()
+    assert barrier.outcomes == [[None]]
+    assert node.broker_end(topic) == 2
+
+
+def test_an_append_without_batches_to_an_empty_log_ends_at_once(
+    node: NodeDriver, topic: bytes
+) -> None:
+    barrier = Own(node, (topic, 0, FLUSHED, [])).add()
+    node.send(Tick())
+    assert barrier.offsets == [0]
+    assert barrier.outcomes == [[None]]
