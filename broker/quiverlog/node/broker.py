@@ -64,6 +64,7 @@ from quiverlog.node.runtime.peers import BrokerAddresses, Peers
 from quiverlog.node.runtime.proofs import PeerProofs
 from quiverlog.node.runtime.purgatory import Purgatory, Waits, Wakeups, Watched
 from quiverlog.node.runtime.tasks import Tasks, TopicOrder
+from quiverlog.node.transactions.hosted import Hosting
 from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import Now, TopicPartition
@@ -258,6 +259,7 @@ class Broker:
         "retention",
         "tasks",
         "topic_order",
+        "transactions",
         "trims",
         "view",
         "waits",
@@ -330,6 +332,8 @@ class Broker:
         )
         self.lookup = self._make_lookup()
         self.leading = self.lookup.leading
+        self.transactions = Hosting(self.appends, jobs, self.lookup, self.trims, admission, outbox)
+        self.assignment.listen(self.transactions)
         self.waits = Waits(
             purgatory.answer, purgatory.fail, wakeups.mark, self.tasks.start, purgatory.hasten
         )
@@ -499,6 +503,7 @@ class Broker:
             Timed(self.internal_raises.next_us, self.internal_raises.run, running),
             Timed(self.creation_note.next_us, self.creation_note.run, running),
             Timed(assignment.next_us, assignment.tick, running),
+            Timed(self.transactions.next_us, self.transactions.run, running),
             Timed(
                 partial(assignment.next_us, starting=True),
                 partial(assignment.tick, starting=True),

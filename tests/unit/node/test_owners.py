@@ -41,6 +41,7 @@ REPLICA_OWNERS: Final = {
         "replication/repairs.py",
         "replication/replica_fetcher.py",
         "partitions/trimming.py",
+        "transactions/hosted.py",
     },  # The file that starts a job counts it.
     "waiters": {"runtime/purgatory.py"},
 }

@@ -110,7 +110,10 @@ class Appends:
         entry = AppendEntry(replica, level, 0)
         append.entries.append(entry)
         try:
-            self._admission.check_writable()
+            if batches:
+                self._admission.check_writable()
+            else:
+                self._admission.check_running()
             if self._leading(replica.topic.topic_id, replica.name.partition) is not replica:
                 raise NotLeader(f"{replica.name} was closed here.")
             replica.state.check_leader_epoch(leader_epoch)
