@@ -138,6 +138,12 @@ UNFLUSHED_MS_MAX: Final = 30_000
 PRODUCERS_PER_PARTITION_MAX: Final = 10_000
 PRODUCER_BATCHES_REMEMBERED: Final = 5
 """Batches per producer that are recognised as duplicates (Kafka's five; in flight <= this)."""
+PUBLISH_STATES_MAX: Final = 1_024
+"""Staging partitions, of all clusters, whose newest publish a partition remembers: as many as the
+own cluster can have."""
+PUBLISH_RUNS_REMEMBERED: Final = 5
+"""More than are on their way to one partition from one staging partition: a copy that gets the
+state as of the log start finds in them what lies below the high watermark."""
 PRODUCER_EPOCHS_REMEMBERED: Final = 100_000
 """Producers with an epoch above 0 that the metadata keep; one that was dropped gets a new id."""
 PRODUCERS_UNSEEN_MS_MAX: Final = 5_000

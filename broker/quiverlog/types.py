@@ -12,10 +12,14 @@ __all__ = [
     "NO_PRODUCER_ID",
     "NO_SEQUENCE",
     "PRODUCER_IDS_END",
+    "PUBLISH_COUNTERS_END",
+    "PUBLISH_LEADER_EPOCHS_END",
+    "STAGED_PARTITIONS_END",
     "Compression",
     "Durability",
     "IsolationLevel",
     "Now",
+    "PublishId",
     "TopicPartition",
 ]
 
@@ -32,7 +36,12 @@ NO_PRODUCER_ID = -1
 """The producer id of a batch whose producer is not idempotent."""
 
 PRODUCER_IDS_END = 2**62
-"""INIT_PRODUCER_ID assigns ids below; those from here on are kept for brokers' own use."""
+"""INIT_PRODUCER_ID assigns ids below; those from here on name publishes (`PublishId`)."""
+
+STAGED_PARTITIONS_END = 2**10
+PUBLISH_LEADER_EPOCHS_END = 2**20
+PUBLISH_COUNTERS_END = 2**32
+"""What a `PublishId` has room for."""
 
 NO_SEQUENCE = -1
 """The base sequence of a batch whose producer is not idempotent."""
@@ -96,3 +105,30 @@ class Now(NamedTuple):
 
     mono_us: int
     wall_us: int
+
+
+class PublishId(NamedTuple):
+    """Names the appending of a committed transaction's rows, in a batch's `producer_id`.
+
+    Of one staging partition a later publish has a larger id, also under a new leader.
+    """
+
+    staged_partition: int
+    leader_epoch: int
+    counter: int
+
+    def pack(self) -> int:
+        assert 0 <= self.staged_partition < STAGED_PARTITIONS_END
+        assert 0 <= self.leader_epoch < PUBLISH_LEADER_EPOCHS_END
+        assert 0 <= self.counter < PUBLISH_COUNTERS_END
+        place = self.staged_partition << 52 | self.leader_epoch << 32
+        return PRODUCER_IDS_END | place | self.counter
+
+    @classmethod
+    def unpack(cls, publish_id: int) -> PublishId:
+        assert publish_id >= PRODUCER_IDS_END
+        return cls(
+            publish_id >> 52 & STAGED_PARTITIONS_END - 1,
+            publish_id >> 32 & PUBLISH_LEADER_EPOCHS_END - 1,
+            publish_id & PUBLISH_COUNTERS_END - 1,
+        )

@@ -180,3 +180,6 @@ class Counted:
                     f"{replica.name}: producer {producer_id} is remembered by {one.batches}, the"
                     f" log ends at {end}"
                 )
+        for key, runs in replica.producers.publishes.table.items():
+            if runs[-1].end_offset > end:
+                raise Violation(f"{replica.name}: publishes {key} of {runs}, the log ends at {end}")

@@ -143,12 +143,12 @@ LATER_BUGS: Final[tuple[Bug, ...]] = (
     ),
     make_bug(
         "a copy gets the end of a batch that it will receive whole",
-        "core.partition.producers:ProducerStates.snapshot_below",
+        "core.partition.producers:_encode_below",
         "_end(batches[-1]) > offset:\n",
         "batches[-1][2] >= offset:\n",
         also=(
             (
-                "core.partition.producers:ProducerStates.snapshot_below",
+                "core.partition.producers:_encode_below",
                 "if _end(batch) <= offset]",
                 "if batch[2] < offset]",
             ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from quiverlog.batch.checksum import crc32c
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import BrokerRecord, FeatureLevelRecord, Record
 from quiverlog.errors import FeatureNotFinalised, InvalidFeatureLevel, UnsupportedFeatureLevel
@@ -20,6 +21,7 @@ __all__ = [
     "TRANSACTIONS_LEVEL",
     "check_finalised",
     "check_supports",
+    "cluster_number",
     "finalise",
 ]
 
@@ -77,3 +79,8 @@ def finalise(image: Image, level: int) -> list[Record]:
 
 
 _NAMED_MAX: Final = 10
+
+
+def cluster_number(cluster_id: str) -> int:
+    """Return a number from 1 to 2**15 - 1, by which ids of one cluster differ from another's."""
+    return 1 + crc32c(cluster_id.encode()) % (2**15 - 1)

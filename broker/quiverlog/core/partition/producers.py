@@ -10,6 +10,7 @@ Invariants:
   headers below it, whose rows may be deleted by now.
 - At most `producers_max` are kept. The least recently active is dropped: its next batch is refused
   (UnknownProducerId), and a retry of its very first batch would be stored twice.
+- Ids from `PRODUCER_IDS_END` on are publishes: batches of `publishes`, by rules of their own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from quiverlog.batch.header import BatchHeader
+from quiverlog.core.partition.publishes import Publishes, RunTable, SnapshotEntry
 from quiverlog.errors import (
     CorruptLog,
     InvalidProducerEpoch,
@@ -33,7 +35,7 @@ from quiverlog.limits import (
     PRODUCER_EXPIRY_MS,
     PRODUCERS_PER_PARTITION_MAX,
 )
-from quiverlog.types import NO_SEQUENCE
+from quiverlog.types import NO_SEQUENCE, PRODUCER_IDS_END
 
 __all__ = ["SEQUENCE_MODULUS", "ProducerProgress", "ProducerStates"]
 
@@ -81,21 +83,20 @@ class ProducerProgress(NamedTuple):
     idle_us: int
 
 
-_Entry = tuple[int, int, int, list[tuple[int, int, int]]]
-
-
 class _Snapshot(msgspec.Struct, array_like=True):
-    """`producers`: (id, epoch, next sequence, batches), least recently active first."""
+    """`producers`: least recently active first; then the publishes, in the same way."""
 
     version: int
-    producers: list[_Entry]
+    producers: list[SnapshotEntry]
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(_Snapshot)
 
 
 class ProducerStates:
-    __slots__ = ("_admitted", "_expiry_us", "_opened_us", "_producers", "_producers_max")
+    __slots__ = (
+        "_admitted", "_expiry_us", "_opened_us", "_producers", "_producers_max", "publishes",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -103,6 +104,7 @@ class ProducerStates:
         *,
         producers_max: int = PRODUCERS_PER_PARTITION_MAX,
         expiry_us: int = PRODUCER_EXPIRY_MS * 1000,
+        own_cluster: int = 0,
     ) -> None:
         assert producers_max > 0
         # Replayed producers count as active from now on: a restart expires none for the old times
@@ -114,6 +116,7 @@ class ProducerStates:
         self._producers: dict[int, _Producer] = {}
         # The producers whose newest batches are not in the log yet.
         self._admitted: dict[int, _Producer] = {}
+        self.publishes = Publishes(own_cluster)
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -124,6 +127,8 @@ class ProducerStates:
         appended."""
         if header.producer_id < 0:
             return None
+        if header.producer_id >= PRODUCER_IDS_END:
+            return self.publishes.check(header)
         producer = self._admitted.get(header.producer_id) or self._producers.get(header.producer_id)
         if producer is None:
             return self._check_first(header, known=False)
@@ -184,9 +189,8 @@ class ProducerStates:
 
     @property
     def newest_offset(self) -> int:
-        return max(
-            (one.batches[-1][2] for one in self._producers.values() if one.batches), default=-1
-        )
+        newest = (one.batches[-1][2] for one in self._producers.values() if one.batches)
+        return max([self.publishes.newest_offset, *newest])
 
     # --- recording -----------------------------------------------------------------------------
     def admit(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
@@ -194,6 +198,9 @@ class ProducerStates:
         assert base_offset >= 0
         pid = header.producer_id
         if pid < 0:
+            return
+        if pid >= PRODUCER_IDS_END:
+            self.publishes.admit(header, base_offset)
             return
         # Not in snapshots: after a crash, one ahead of the log would take the retry of a batch that
         # was never stored for a duplicate, and acknowledge lost rows.
@@ -208,15 +215,20 @@ class ProducerStates:
         for pid, producer in self._admitted.items():
             self._put(pid, producer)
         self._admitted.clear()
+        self.publishes.commit_admitted()
 
     def drop_admitted(self) -> None:
         self._admitted.clear()
+        self.publishes.drop_admitted()
 
     def record(self, header: BatchHeader, base_offset: int, now_us: int) -> None:
         """Record a batch in the log, without the rules of `check`."""
         assert not self._admitted, "recorded batches come after all that are admitted"
         pid = header.producer_id
         if pid < 0:
+            return
+        if pid >= PRODUCER_IDS_END:
+            self.publishes.record(header, base_offset)
             return
         known = self._producers.get(pid)
         producer = _Producer(header.producer_epoch) if known is None else _copy(known)
@@ -237,6 +249,7 @@ class ProducerStates:
         self.record(header, header.base_offset, self._opened_us)
 
     def expire(self, now_us: int) -> int:
+        """Forget producers that are silent for long; publishes stay."""
         limit = now_us - self._expiry_us
         known = len(self._producers)
         count = 0
@@ -251,27 +264,21 @@ class ProducerStates:
 
     # --- snapshots -----------------------------------------------------------------------------
     def capture(self) -> Callable[[], bytes]:
-        return partial(_encode, self._producers.copy())
+        return partial(_encode, self._producers.copy(), self.publishes.copy())
 
     def snapshot(self) -> bytes:
-        return _encode(self._producers)
+        return self.capture()()
 
     def snapshot_below(self, offset: int) -> bytes:
-        """Return a snapshot of the batches that end at or below `offset`.
+        return self.capture_below(offset)()
 
-        A replica that adds to it the batches from the one around `offset` on gets these states.
+    def capture_below(self, offset: int) -> Callable[[], bytes]:
+        """Capture the batches that end at or below `offset`.
+
+        A replica that adds to them the batches from the one around `offset` on gets these states.
         """
         assert offset >= 0
-        kept: list[_Entry] = []
-        for pid, known in self._producers.items():
-            batches = known.batches
-            if _end(batches[-1]) > offset:
-                batches = [batch for batch in batches if _end(batch) <= offset]
-            if batches:
-                following = (batches[-1][0] + batches[-1][1]) % SEQUENCE_MODULUS
-                kept.append((pid, known.epoch, following, batches))
-        assert len(kept) <= len(self._producers)
-        return msgspec.msgpack.encode(_Snapshot(_SNAPSHOT_VERSION, kept))
+        return partial(_encode_below, self._producers.copy(), self.publishes.copy(), offset)
 
     def blank(self, now_us: int | None = None) -> ProducerStates:
         """Return empty states with the same bounds; producers found later count as active at
@@ -280,16 +287,23 @@ class ProducerStates:
         if now_us is None:
             newest = next(reversed(self._producers.values()), None)
             now_us = self._opened_us if newest is None else max(self._opened_us, newest.seen_us)
-        return ProducerStates(now_us, producers_max=self._producers_max, expiry_us=self._expiry_us)
+        return ProducerStates(
+            now_us,
+            producers_max=self._producers_max,
+            expiry_us=self._expiry_us,
+            own_cluster=self.publishes.own_cluster,
+        )
 
     def adopt(self, restored: ProducerStates) -> None:
         assert restored is not self
         assert not self._admitted, "nothing is appended while a log is cut"
         self._producers = restored._producers
+        self.publishes.adopt(restored.publishes)
 
     def restore(self, blob: bytes) -> None:
         self._producers.clear()
         self._admitted.clear()
+        self.publishes.clear()
         if not blob:
             return
         try:
@@ -298,8 +312,12 @@ class ProducerStates:
             raise CorruptLog(f"producers.snapshot cannot be read: {error}.") from error
         if snapshot.version != _SNAPSHOT_VERSION:
             raise CorruptLog(f"producers.snapshot has version {snapshot.version}.")
+        entries = [one for one in snapshot.producers if one[0] < PRODUCER_IDS_END]
+        for entry in snapshot.producers:
+            if entry[0] >= PRODUCER_IDS_END:
+                self.publishes.restore(entry)
         # The bound may have been lowered since the snapshot.
-        for pid, epoch, next_sequence, batches in snapshot.producers[-self._producers_max :]:
+        for pid, epoch, next_sequence, batches in entries[-self._producers_max :]:
             producer = _Producer(epoch)
             producer.seen_us = self._opened_us
             producer.next_sequence = next_sequence
@@ -312,9 +330,24 @@ def _end(batch: tuple[int, int, int]) -> int:
     return batch[2] + batch[1]
 
 
-def _encode(producers: dict[int, _Producer]) -> bytes:
+def _encode(producers: dict[int, _Producer], publishes: RunTable) -> bytes:
     entries = [(pid, p.epoch, p.next_sequence, p.batches) for pid, p in producers.items()]
+    entries += Publishes.entries(publishes)
     return msgspec.msgpack.encode(_Snapshot(_SNAPSHOT_VERSION, entries))
+
+
+def _encode_below(producers: dict[int, _Producer], publishes: RunTable, offset: int) -> bytes:
+    kept: list[SnapshotEntry] = []
+    for pid, known in producers.items():
+        batches = known.batches
+        if _end(batches[-1]) > offset:
+            batches = [batch for batch in batches if _end(batch) <= offset]
+        if batches:
+            following = (batches[-1][0] + batches[-1][1]) % SEQUENCE_MODULUS
+            kept.append((pid, known.epoch, following, batches))
+    assert len(kept) <= len(producers)
+    kept += Publishes.entries(publishes, offset)
+    return msgspec.msgpack.encode(_Snapshot(_SNAPSHOT_VERSION, kept))
 
 
 def _copy(producer: _Producer) -> _Producer:

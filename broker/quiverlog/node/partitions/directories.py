@@ -138,6 +138,7 @@ class LogOptions(TypedDict):
     indexes: IndexCache
     producers_max: int
     producer_expiry_us: int
+    own_cluster: int
 
 
 def _producers(now: Now, options: LogOptions) -> ProducerStates:
@@ -145,6 +146,7 @@ def _producers(now: Now, options: LogOptions) -> ProducerStates:
         now.mono_us,
         producers_max=options["producers_max"],
         expiry_us=options["producer_expiry_us"],
+        own_cluster=options["own_cluster"],
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
+from quiverlog.core.controller.features import cluster_number
 from quiverlog.core.controller.topic_image import TopicImage
 from quiverlog.errors import ThrottledBroker
 from quiverlog.node.partitions.directories import (
@@ -310,6 +311,7 @@ class Openings:
             "indexes": IndexCache(),
             "producers_max": config.producers_per_partition_max,
             "producer_expiry_us": config.producer_expiry_ms * 1000,
+            "own_cluster": 0,
         }
         self.under_way: dict[Key, Opening] = {}
         self._of_topic: Counter[bytes] = Counter()
@@ -329,6 +331,8 @@ class Openings:
 
     def load(self, directory: DataDirectory) -> None:
         self._directory = directory
+        # By the directory, not by the metadata, which may not have it yet.
+        self._options["own_cluster"] = cluster_number(directory.cluster_id)
         self._late.load(directory)
 
     def add(self, key: Key, opening: Opening) -> None:

@@ -82,6 +82,9 @@ class Producers(Protocol):
         """Capture the states as they are now, cheaply; a job calls the result, which encodes
         them."""
 
+    def capture_below(self, offset: int) -> Callable[[], bytes]:
+        """The same of the batches that end at or below `offset`."""
+
     def blank(self, now_us: int | None = None) -> Self:
         """Return empty states of the same kind, to be restored. `now_us`: when restored producers
         were last seen; None: as in these states."""

@@ -330,14 +330,18 @@ class Log:
         if offset >= self.log_end_offset:
             self.epochs.truncate_to(max(offset, self.log_end_offset))
             return None
+        start, trimmed = self.log_start_offset, None
+        if self._producers is not None and start > 0:
+            trimmed = SnapshotFile(start, self._producers.capture_below(start))
         self._truncation = TruncateJob(
             self._disk,
             self.directory,
             offset,
             self.log_end_offset,
             self.epochs.dump(),
-            self.log_start_offset,
+            start,
             None if self._producers is None else self._producers.blank(),
+            trimmed,
             self._segments.items[0].base_offset if self._segments.items else self.log_end_offset,
         )
         return self._truncation

@@ -33,6 +33,7 @@ from quiverlog.storage.log.checkpoint import (
     StoredPoint,
     restore_producers,
 )
+from quiverlog.storage.log.jobs import SnapshotFile
 from quiverlog.storage.segment.epochs import EPOCHS_FILE, LeaderEpochs
 from quiverlog.storage.segment.names import own_offset
 from quiverlog.storage.segment.scan import Damage, Found, Torn, scan
@@ -70,7 +71,8 @@ class TruncateResult(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class TruncateJob:
     """`first_base`: the log's oldest file; earlier ones were trimmed and go at the next start.
-    `producers`: empty states, to be restored here."""
+    `producers`: empty states, to be restored here. `trimmed`: those of rows that are gone already,
+    for a log without a snapshot that is not ahead of the cut."""
 
     kind: ClassVar[str] = "truncate"
     disk: Disk
@@ -80,6 +82,7 @@ class TruncateJob:
     epochs: bytes
     start_offset: int = 0
     producers: Producers | None = None
+    trimmed: SnapshotFile | None = None
     first_base: int = 0
 
     def run(self) -> TruncateResult:
@@ -87,6 +90,7 @@ class TruncateJob:
         start does."""
         assert 0 <= self.offset < self.end_offset, "there are rows to cut"
         assert self.start_offset <= self.end_offset
+        self._save_trimmed()
         # Epochs that were assigned since the last flush exist in memory only.
         self.disk.write_file_atomic(f"{self.key}/{EPOCHS_FILE}", self.epochs)
         result = _carry_out(
@@ -124,6 +128,15 @@ class TruncateJob:
             damages=tuple(damages),
             notes=tuple(notes),
         )
+
+    def _save_trimmed(self) -> None:
+        if self.trimmed is None:
+            return
+        known = checkpoint.snapshot_offsets(self.disk.list(self.key))
+        # A snapshot that is ahead is removed with the rows that are cut.
+        if not any(offset <= self.offset for offset in known):
+            blob = self.trimmed.encode()
+            checkpoint.write_snapshot(self.disk, self.key, self.trimmed.offset, blob)
 
 
 def finish(disk: Disk, directory: str, names: list[str]) -> list[str]:

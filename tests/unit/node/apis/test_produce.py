@@ -287,6 +287,21 @@ def test_ids_and_epochs_that_were_never_given_out_are_refused(
     assert node.produced(topic, batch_of([1], producer=(5, 0, 1))).base_offset == 1
 
 
+@pytest.mark.parametrize("producer_id", [2**62 - 1, 2**62, 2**63 - 1])
+def test_ids_of_publishes_are_refused_for_good(node: NodeDriver, producer_id: int) -> None:
+    """Only brokers append publishes: THROTTLED_BROKER would have a client try for ever."""
+    topic = node.create()
+    body = bytes(batch_of([1], producer=(producer_id, 5, 0)))
+    entry = m.ProducePartition(topic, 0, -1, len(body))
+    request = m.ProduceRequest(partitions=[entry], correlation_id=900_000)
+    node.send(RequestReceived(1, request, memoryview(bytearray(body))))
+    result = result_of(node, 900_000)
+    assert result is not None
+    expected = errors.UnknownProducerId if producer_id < 2**62 else errors.InvalidRequest
+    assert result.error_code == expected.code
+    assert node.broker_end(topic) == 0
+
+
 def test_an_older_epoch_is_refused_where_the_newer_has_not_written_yet(node: NodeDriver) -> None:
     """The producer with epoch 1 relies on epoch 0 being over, also after a crash."""
     topic = node.create()

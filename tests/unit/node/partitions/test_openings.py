@@ -42,7 +42,8 @@ def state(thing: object) -> dict[str, Any]:
 
 
 def known(value: object) -> object:
-    ours = type(value).__module__.startswith("quiverlog.storage")
+    module = type(value).__module__
+    ours = module.startswith(("quiverlog.storage", "quiverlog.core.partition.publishes"))
     if ours and not isinstance(value, PosixDisk | IndexCache | tuple):
         return state(value)
     return value() if isinstance(value, FunctionType) else value
@@ -51,7 +52,7 @@ def known(value: object) -> object:
 def test_a_new_log_is_what_opening_finds_in_an_empty_directory(tmp_path: Path) -> None:
     disk, indexes = PosixDisk(), IndexCache()
     options: dict[str, Any] = {
-        "indexes": indexes, "producers_max": 7, "producer_expiry_us": 1_000,
+        "indexes": indexes, "producers_max": 7, "producer_expiry_us": 1_000, "own_cluster": 9,
     }  # fmt: skip
     new = new_log(disk, str(tmp_path), LogConfig(), NOW, **options)
     options |= {"clean": True, "epoch_newest": 0, "known": None}

@@ -6,12 +6,14 @@ import pytest
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.partition.producers import ProducerStates
+from quiverlog.storage.log import checkpoint
 from quiverlog.storage.log.log import Log, LogConfig
 from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
-from quiverlog.types import Now
+from quiverlog.types import Now, PublishId
 from tests.model.test_log_model import make_batch
 from tests.sim.disk import SimDisk
-from tests.support.logs import flush, trim
+from tests.sim.faults import Death, FaultyDisk
+from tests.support.logs import flush, trim, truncate
 
 NOW = Now(0, 1_000_000_000_000_000)
 DIRECTORY = "data/t-0"
@@ -187,3 +189,101 @@ def test_damage_that_is_met_while_producers_are_read_is_reported() -> None:
     (reported,) = log.recovery.damages
     assert "rows 7 to 8" in reported
     assert repetitions(producers, range(13, 18)) == [13, 14, 15, 16, 17]
+
+
+# --- publishes: an own one must never be forgotten ------------------------------------------------
+PUBLISH = PublishId(3, 7, 9).pack()
+CLUSTER = 5
+
+
+def append_publish(log: Log, producers: ProducerStates, sequences: range) -> None:
+    for sequence in sequences:
+        batch = make_batch(1, NOW.wall_us, 1, 7, (PUBLISH, CLUSTER, sequence))
+        producers.record(batch[0], log.append([batch], 0, NOW), NOW.wall_us)
+
+
+def next_sequence(producers: ProducerStates) -> int:
+    return producers.publishes.table[CLUSTER, 3][-1].next_sequence
+
+
+@pytest.mark.parametrize("crashes", [True, False])
+def test_a_cut_below_all_snapshots_forgets_no_publish_whose_rows_are_trimmed(
+    crashes: bool,
+) -> None:
+    """Only the snapshots have it, and both are ahead of the cut."""
+    disk = SimDisk(1)
+    log, producers = open_log(disk)
+    append_publish(log, producers, range(6))
+    append(log, producers, range(3))
+    append(log, producers, range(3, 30))
+    flush(log)
+    trim(log, 8)
+    assert all(base.base_offset >= 6 for base in log.reader.segments), "its files are gone"
+    assert min(checkpoint.snapshot_offsets(disk.list(DIRECTORY))) > 10
+    truncate(log, 10)
+    if crashes:
+        disk.crash()
+        log, producers = open_log(disk)
+    assert (log.log_start_offset, log.log_end_offset) == (8, 10)
+    assert next_sequence(producers) == 6
+    assert repetitions(producers, range(2, 4)) == [8, 9]
+    assert producers.check(sent(4)) is None
+
+
+def test_a_crash_while_a_log_is_cut_forgets_no_publish() -> None:
+    for step in range(200):
+        disk = FaultyDisk(step)
+        disk.make_dir("data")
+        disk.make_dir(DIRECTORY)
+        disk.sync_dir("data")
+        log, producers = open_log(disk)
+        append_publish(log, producers, range(6))
+        append(log, producers, range(30))
+        flush(log)
+        trim(log, 8)
+        job = log.begin_truncate(10)
+        assert job is not None
+        disk.die_after(step)
+        try:
+            job.run()
+        except Death:
+            disk.power_loss()
+        else:
+            assert step > 5, "it died at some steps"
+            return
+        log, producers = open_log(disk)
+        assert log.log_end_offset in (10, 36)
+        assert next_sequence(producers) == 6
+    raise AssertionError("it never came to its end")
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_trimmed_publishes_outlive_a_restart(clean: bool) -> None:
+    disk = SimDisk(2)
+    log, producers = open_log(disk)
+    append_publish(log, producers, range(12))
+    flush(log)
+    trim(log, 12)
+    if clean:
+        log.close(clean=True)
+        disk.kill()
+    else:
+        disk.crash()
+    log, producers = open_log(disk, clean=clean)
+    assert (log.log_start_offset, next_sequence(producers)) == (12, 12)
+
+
+def test_a_copy_gets_publishes_with_its_rows_and_in_place_of_trimmed_ones() -> None:
+    log, producers = open_log(SimDisk(3))
+    append_publish(log, producers, range(6))
+    append(log, producers, range(3))
+    copy, states = open_log(SimDisk(4))
+    job = copy.begin_skip(7, producers.snapshot_below(7), NOW)
+    copy.complete_trim(job, job.run())
+    assert next_sequence(states) == 6
+    batch = make_batch(1, NOW.wall_us, 1, 7, (PUBLISH, CLUSTER, 6))
+    header = batch[0]._replace(base_offset=7, leader_epoch=0)
+    view = bytearray(batch[1])
+    header.pack_into(view)
+    copy.append_copied([(header, memoryview(view))], NOW)
+    assert next_sequence(states) == 7
