@@ -210,6 +210,20 @@ def test_a_new_topic_of_the_pattern_is_read_from_its_first_row() -> None:
     assert [offset for _, _, offset, _ in stream.rows] == [0, 1, 2]
 
 
+def test_a_pattern_leaves_internal_topics_out_and_their_name_does_not() -> None:
+    log = SimLog()
+    log.create("t")
+    log.append("t", 0, 2)
+    log.create("__staged")
+    log.append("__staged", 0, 3)
+    for options, expected in (({"subscribePattern": ".*"}, 2), ({"subscribe": "__staged"}, 3)):
+        stream = SimulatedQuery(log, startingOffsets="earliest", **options)
+        if "subscribe" not in options:
+            del stream.raw["subscribe"]
+        stream.drain()
+        assert len(stream.rows) == expected
+
+
 def test_a_pattern_that_matches_nothing_yet_waits() -> None:
     log = SimLog()
     stream = SimulatedQuery(log, subscribePattern="t")

@@ -135,8 +135,9 @@ class SimLog:
         topic = self.topics[name]
         partitions = tuple(PartitionInfo(i, 0, p.epoch) for i, p in enumerate(topic.partitions))
         return TopicInfo(
-            name, topic.topic_id, 1, (), Durability.FLUSHED, 1 << 20, Compression.NONE, partitions
-        )
+            name, topic.topic_id, 1, (), Durability.FLUSHED, 1 << 20, Compression.NONE, partitions,
+            is_internal=name.startswith("__"),
+        )  # fmt: skip
 
     def schemas(self, topic: str) -> Any:
         raise NotImplementedError

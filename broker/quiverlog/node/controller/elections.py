@@ -213,38 +213,42 @@ class Elections:
 
 
 class InternalRaises:
-    """Replicas of internal topics. A broker on which none lack any has no deadline here."""
+    """Replicas of internal topics. There is no deadline where none lack any, or this broker is not
+    the controller."""
 
-    __slots__ = ("_due_us", "_metadata", "_outbox", "_quorum")
+    __slots__ = ("_due_us", "_metadata", "_outbox", "_quorum", "_term")
 
     def __init__(self, quorum: Quorum, metadata: Metadata, outbox: Outbox) -> None:
         self._quorum = quorum
         self._metadata = metadata
         self._outbox = outbox
+        self._term = 0  # In which this broker has looked last; 0: it was not the controller.
         self._due_us: int | None = None
 
     def next_us(self) -> int | None:
-        return self._due_us
+        return self._due_us if self._quorum.leading_term == self._term else 0
 
     def applied(self, records: Sequence[Record], now: Now) -> None:
-        # Brokers of a new cluster register one after another. Each waits: it may be the controller
-        # by then.
-        is_registration = any(isinstance(one, BrokerRecord) for one in records)
-        if is_registration and internal_few(self._metadata.image):
-            self._due_us = now.mono_us + INTERNAL_RAISE_MS * 1_000
+        # Brokers of a new cluster register one after another.
+        if any(isinstance(one, BrokerRecord) for one in records):
+            self._wait(INTERNAL_RAISE_MS, now)
+
+    def _wait(self, ms: int, now: Now) -> None:
+        few = internal_few(self._metadata.pending)
+        self._due_us = now.mono_us + ms * 1_000 if few and self._term else None
 
     def run(self, now: Now) -> None:
+        if self._term != self._quorum.leading_term:
+            # The controller before may have waited, and has not done it.
+            self._term = self._quorum.leading_term
+            self._wait(INTERNAL_RAISE_MS, now)
         if self._due_us is None or now.mono_us < self._due_us:
             return
-        few = internal_few(self._metadata.pending)
-        self._due_us = now.mono_us + INTERNAL_RAISE_RETRY_MS * 1_000 if few else None
-        if not few or not self._quorum.is_leading:
-            return
+        self._wait(INTERNAL_RAISE_RETRY_MS, now)
         try:
             changes = raise_internal(self._metadata.pending)
             if changes:
                 self._metadata.propose(changes, now, _ignore_outcome)
-                topics, count = [one.name for one in few], len(changes)
-                self._outbox.log("info", "internal topics get replicas", topics=topics, count=count)
+                self._outbox.log("info", "internal topics get replicas", count=len(changes))
         except QuiverlogError as error:
             self._outbox.log("warning", "internal topics get no replicas", why=str(error))

@@ -24,6 +24,7 @@ from quiverlog.errors import (
 from quiverlog.limits import INTERNAL_RAISE_MS, INTERNAL_RAISE_RETRY_MS
 from quiverlog.node.apis.topics import make_internal_topics
 from quiverlog.node.broker import Broker
+from quiverlog.node.controller import elections
 from quiverlog.node.runtime.tasks import Call, Steps
 from quiverlog.wire import messages as m
 from quiverlog.wire.reassignment_messages import PartitionTarget, ReassignPartitionsRequest
@@ -192,10 +193,10 @@ def test_they_are_read_and_get_partitions_where_they_may(node: NodeDriver) -> No
 
 
 # --- several brokers -----------------------------------------------------------------------------
-def grown_to(members: Members, count: int) -> list[Member]:
+def grown_to(members: Members, count: int, **config: Any) -> list[Member]:
     """Brokers 1 to `count`, of which the first decides."""
     for node_id in range(len(members.by_id) + 1, count + 1):
-        member = members.add(node_id, seeds=(1,) if node_id > 1 else ())
+        member = members.add(node_id, seeds=(1,) if node_id > 1 else (), **config)
         members.run_until(lambda member=member: member.started)
         if node_id > 1:
             members.run_until(lambda n=node_id: not _image(members).brokers[n].fenced)
@@ -251,8 +252,11 @@ def test_they_are_raised_five_minutes_after_the_last_registration(tmp_path: Path
     grown_to(members, 2)
     due_us = parts.next_us()
     assert due_us is not None
-    members.run(1_000)
-    assert parts.next_us() == due_us
+    members.run(50)
+    new = m.NewTopic("flights", serialize_schema(SCHEMA), 1, 1, [], {})
+    first.request(m.CreateTopicsRequest(topics=[new]))
+    members.run_until(lambda: "flights" in _image(members).topics)
+    assert parts.next_us() == due_us, "no broker has registered"
     grown_to(members, 3)
     later_us = parts.next_us()
     assert later_us is not None
@@ -263,7 +267,10 @@ def test_they_are_raised_five_minutes_after_the_last_registration(tmp_path: Path
     assert not lines(first, "internal topics get replicas")
     until(members, lambda: factors(members) == [3, 3])
     assert len(lines(first, "internal topics get replicas")) == 1
-    for topic in _image(members).topics.values():
+    others = [one for one in members.by_id.values() if one is not first]
+    assert not any(one.node.broker.internal_raises.next_us() for one in others)
+    assert not any(lines(one, "internal topics get replicas") for one in others)
+    for topic in [_image(members).topics[name] for name in NAMES]:
         assert {len(one.in_sync_replicas) for one in topic.partitions} == {3}
         assert topic.config.min_in_sync_replicas == 2
         assert topic.config.durability.label.startswith("replicated")
@@ -298,6 +305,25 @@ def test_a_raise_waits_for_brokers_that_are_down(tmp_path: Path) -> None:
     assert due_us > first.mono_us + (INTERNAL_RAISE_MS - 10_000) * 1_000, "it has registered"
     skip_to(members, due_us)
     until(members, lambda: factors(members) == [3, 3])
+
+
+def test_another_controller_raises_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No broker registers at the new one."""
+    members = Members(tmp_path)
+    (first,) = grown_to(members, 1, joins_quorum=True)
+    assert made_by(members, first) is None
+    grown_to(members, 3, joins_quorum=True)
+    members.run_until(lambda: len(first.quorum.raft.voters) == 3)
+    monkeypatch.setattr(elections, "INTERNAL_RAISE_MS", 3_000)
+    members.cut = {frozenset((1, 2)), frozenset((1, 3))}
+    others = [members.by_id[2], members.by_id[3]]
+    members.run_until(lambda: any(one.quorum.is_leading for one in others))
+    (other,) = [one for one in others if one.quorum.is_leading]
+    members.cut.clear()
+    members.run_until(lambda: factors(members) == [3, 3], 20_000)
+    assert len(lines(other, "internal topics get replicas")) == 1
+    assert not lines(first, "internal topics get replicas")
+    assert first.node.broker.internal_raises.next_us() is None
 
 
 def test_they_move_on_request(tmp_path: Path) -> None:
