@@ -57,19 +57,15 @@ class InnerChecks:
 
     def __init__(self, topics: Mapping[bytes, TopicImage]) -> None:
         self._topics = topics
-        self._begin()
-
-    def _begin(self) -> None:
         self._checked: list[tuple[CheckedBatch, bool]] = []
         self.rows: list[StagedRow] = []
         self.row_count = self.decoded_bytes = self.rows_cost = 0
 
     def structure(self, outer: Sequence[CheckedBatch], now_wall_us: int) -> None:
         """Check all but the rows of the batches. Raises what PRODUCE answers, with the row."""
-        self._begin()  # A job does again what was too long for the loop.
+        assert not self.rows, "each check of an entry begins with rules of its own"
         count = sum(batch.header.row_count for batch in outer)
-        if count > PRODUCE_BATCHES_MAX:
-            raise BatchTooLarge(f"an entry stages more than {PRODUCE_BATCHES_MAX} batches.")
+        assert count <= PRODUCE_BATCHES_MAX, "the request was weighed by its headers"
         for batch in outer:
             if batch.header.is_compressed:
                 # They are published, and their index is made, from views of the log.

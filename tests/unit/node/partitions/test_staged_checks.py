@@ -105,7 +105,8 @@ def test_rows_are_stored_as_they_came(world: World) -> None:
     assert (result.base_offset, result.duplicate) == (0, True)
 
 
-def test_what_is_checked_is_handed_on(world: World) -> None:
+@pytest.mark.parametrize("inline_max", [0, 8], ids=["by a job", "at once"])
+def test_what_is_checked_is_handed_on(world: World, inline_max: int) -> None:
     """In the order of the rows, over all batches of an entry."""
     seen: list[StagedRow] = []
     admit = produce._admit
@@ -115,7 +116,10 @@ def test_what_is_checked_is_handed_on(world: World) -> None:
         return admit(broker, replica, entry, *rest)
 
     first = good()
-    with mock.patch.object(produce, "_admit", look):
+    with (
+        mock.patch.object(produce, "_admit", look),
+        mock.patch.object(produce_checks, "_STAGED_BATCHES_INLINE_MAX", inline_max),
+    ):
         world.result(
             staged_batch([world.row(first, transactional_id="ü" * 512)]),
             staged_batch([world.row(first, sequence=2**63 - 1, epoch=2**63 - 1), world.row()]),
