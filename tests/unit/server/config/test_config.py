@@ -263,3 +263,18 @@ def test_a_broker_that_could_belong_to_no_quorum_is_refused(tmp_path: Path) -> N
     assert "bootstrap.servers" in refusal(tmp_path, "process.roles = 'broker'\n")
     (tmp_path / "good.toml").write_text(f"{seeds}cluster.id = 'c'\nprocess.roles = 'broker'\n")
     assert load_config(tmp_path / "good.toml").process_roles == ("broker",)
+
+
+# --- staged rows ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("count", [0, 4, 256])
+def test_partitions_for_staged_rows(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "quiverlog.toml"
+    path.write_text(f"staged.partitions = {count}\n")
+    node = node_config(load_config(path), {"default": Address("h", 1)})
+    assert node.staged_partitions == count
+
+
+@pytest.mark.parametrize("count", [-1, 1, 3, 257])
+def test_too_few_or_too_many_of_them(tmp_path: Path, count: int) -> None:
+    error = refusal(tmp_path, f"staged.partitions = {count}\n")
+    assert f"quiverlog.toml:1: staged.partitions is {count}, allowed" in error
