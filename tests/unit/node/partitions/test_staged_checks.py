@@ -105,7 +105,7 @@ def test_rows_are_stored_as_they_came(world: World) -> None:
     assert (result.base_offset, result.duplicate) == (0, True)
 
 
-@pytest.mark.parametrize("inline_max", [0, 8], ids=["by a job", "at once"])
+@pytest.mark.parametrize("inline_max", [0, 16], ids=["by a job", "at once"])
 def test_what_is_checked_is_handed_on(world: World, inline_max: int) -> None:
     """In the order of the rows, over all batches of an entry."""
     seen: list[StagedRow] = []
@@ -255,7 +255,7 @@ def no_utf8(batch: bytes) -> bytes:
 def test_one_bad_row_refuses_all_and_is_named(world: World, what: str, by_job: bool) -> None:
     make, kind, why = BAD[what]
     bad = make(world)
-    with mock.patch.object(produce_checks, "_STAGED_BATCHES_INLINE_MAX", 0 if by_job else 8):
+    with mock.patch.object(produce_checks, "_STAGED_BATCHES_INLINE_MAX", 0 if by_job else 16):
         result = world.stage(world.row(), world.row(), bad, world.row())
     assert result.error_code == kind.code, result.error_message
     assert re.search(why, result.error_message)
@@ -382,7 +382,7 @@ def test_the_most_of_a_request(world: World, bound: str, over: int) -> None:
 # --- on the loop, or by a job ---------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("rows", "bytes_each", "by_job"),
-    [(8, 100, False), (9, 100, True), (1, 255 * 1024, False), (1, 257 * 1024, True)],
+    [(16, 100, False), (17, 100, True), (1, 2_000_000, False), (1, 2_100_000, True)],
 )
 def test_many_rows_or_bytes_are_checked_by_a_job(
     world: World, rows: int, bytes_each: int, by_job: bool
