@@ -172,7 +172,7 @@ class CoordinatorAgainstLog(RuleBasedStateMachine):
     @rule(count=st.integers(1, 3))
     def snapshot_goes_on(self, count: int) -> None:
         if not self.snapshot:
-            self.snapshot = self.coordinator.capture()
+            self.snapshot = list(self.coordinator.capture())
         self.propose(self.snapshot[:count])
         del self.snapshot[:count]
 

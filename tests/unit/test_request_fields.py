@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import msgspec
 import pytest
@@ -33,8 +33,16 @@ from quiverlog.wire.placement_messages import DescribeReplicasRequest
 from quiverlog.wire.producer_messages import DescribeProducerRequest
 from quiverlog.wire.reassignment_messages import PartitionTarget, ReassignPartitionsRequest
 from quiverlog.wire.registry import APIS
+from quiverlog.wire.transaction_messages import (
+    AbortTransactionRequest,
+    CommitTransactionRequest,
+    OpenTransactionRequest,
+    ResolveStagedRequest,
+    StagedTransaction,
+)
 from scripts.protocol_model import MEANINGS, fields_of, parts_of
 from tests.support.node import SCHEMA, NodeDriver, batch_of
+from tests.support.transactions import TransactionDriver
 
 
 @pytest.fixture
@@ -157,6 +165,15 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
     ]
 
 
+OF_COORDINATORS: Final = (
+    OpenTransactionRequest,
+    CommitTransactionRequest,
+    AbortTransactionRequest,
+    ResolveStagedRequest,
+)
+"""Asked of a node that has coordinators, below."""
+
+
 def test_every_field_is_read_or_documented_as_ignored(
     node: NodeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +183,8 @@ def test_every_field_is_read_or_documented_as_ignored(
     state.lead(Assigned(state.leader_epoch, 1, (0, 1), (0,)), node.mono_us)  # With a follower.
     read: Fields = set()
     requests = requests_of(topic, bytes(batch_of([2])))
-    asked = [spec.request for spec in APIS.values() if spec.request not in WITHOUT_HANDLER]
+    elsewhere = (*WITHOUT_HANDLER, *OF_COORDINATORS)
+    asked = [spec.request for spec in APIS.values() if spec.request not in elsewhere]
     assert {type(request) for request, _ in requests} == set(asked)
     all_fields: Fields = set()
     for cls in {*asked, *(part for one in asked for part in parts_of(one))}:
@@ -182,6 +200,22 @@ def test_every_field_is_read_or_documented_as_ignored(
     assert all_fields - read == IGNORED | READ_AT_THE_DOOR
     for cls, name in IGNORED:
         assert "ignored" in (MEANINGS.get(f"{cls}.{name}") or MEANINGS[name])
+
+
+def test_coordinators_read_every_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = TransactionDriver(tmp_path)
+    read: Fields = set()
+    all_fields: Fields = set()
+    for cls in {*OF_COORDINATORS, *(part for one in OF_COORDINATORS for part in parts_of(one))}:
+        all_fields |= watch(cls, read, monkeypatch)
+    epoch = node.open().epoch
+    node.commit(epoch, 0)
+    node.count()
+    assert node.abort(epoch, 0).outcome == 1
+    node.steps(ResolveStagedRequest(transactions=[StagedTransaction("app", epoch, 0, True)]))
+    # Groups will read what a commit of theirs names; the door reads whose request it is.
+    unread = {("TransactionOffsets", "group"), ("ResolveStagedRequest", "broker_id")}
+    assert all_fields - read == unread
 
 
 @pytest.mark.parametrize("level", [-1, 2, 7])

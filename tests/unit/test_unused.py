@@ -19,16 +19,7 @@ import pytest
 ROOT: Final = Path(__file__).resolve().parents[2]
 PRODUCT: Final = ("broker/quiverlog", "connector/pyspark_quiverlog", "demo/quiverlog_demo")
 EXCEPTIONS: Final[dict[str, str]] = {
-    "broker/quiverlog/node/apis/topics.py:make_internal_topics": "OPEN_TRANSACTION will call it",
-    "broker/quiverlog/core/transactions/*": "the node's transactions use it: take out when there",
-    "broker/quiverlog/node/transactions/*": "coordinators and staging use it: take out when there",
-    **dict.fromkeys(
-        [
-            "broker/quiverlog/errors.py:StagedRowsLost",
-            "broker/quiverlog/errors.py:TransactionBusy",
-        ],
-        "transactions use it: take out what is used",
-    ),
+    "broker/quiverlog/core/transactions/*": "staging uses it: take out when there",
     **dict.fromkeys(
         [
             "connector/pyspark_quiverlog/__init__.py:streamReader",

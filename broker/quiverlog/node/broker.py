@@ -64,7 +64,9 @@ from quiverlog.node.runtime.peers import BrokerAddresses, Peers
 from quiverlog.node.runtime.proofs import PeerProofs
 from quiverlog.node.runtime.purgatory import Purgatory, Waits, Wakeups, Watched
 from quiverlog.node.runtime.tasks import Tasks, TopicOrder
+from quiverlog.node.transactions.coordinators import Coordinators
 from quiverlog.node.transactions.hosted import Hosting
+from quiverlog.node.transactions.leaders import Leaders
 from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import Now, TopicPartition
@@ -222,6 +224,7 @@ class Broker:
         "clock",
         "config",
         "controller",
+        "coordinators",
         "copied_starts",
         "copy_sessions",
         "copying",
@@ -332,8 +335,7 @@ class Broker:
         )
         self.lookup = self._make_lookup()
         self.leading = self.lookup.leading
-        self.transactions = Hosting(self.appends, jobs, self.lookup, self.trims, admission, outbox)
-        self.assignment.listen(self.transactions)
+        self._make_transactions()
         self.waits = Waits(
             purgatory.answer, purgatory.fail, wakeups.mark, self.tasks.start, purgatory.hasten
         )
@@ -449,6 +451,14 @@ class Broker:
             self.leader_lease,
         )
 
+    def _make_transactions(self) -> None:
+        self.transactions = Hosting(
+            self.appends, self.jobs, self.lookup, self.trims, self.admission, self.outbox
+        )
+        self.assignment.listen(self.transactions)
+        leaders = Leaders(self.config.node_id, self.view, self.peers, {})
+        self.coordinators = Coordinators(self.view, self.transactions, leaders, self.outbox)
+
     def _took_fault(self, replica: Replica) -> None:
         """Have another broker lead: this replica takes no writes."""
         self.replication.went_offline(replica)
@@ -504,6 +514,7 @@ class Broker:
             Timed(self.creation_note.next_us, self.creation_note.run, running),
             Timed(assignment.next_us, assignment.tick, running),
             Timed(self.transactions.next_us, self.transactions.run, running),
+            Timed(self.coordinators.next_us, self.coordinators.run, running),
             Timed(
                 partial(assignment.next_us, starting=True),
                 partial(assignment.tick, starting=True),

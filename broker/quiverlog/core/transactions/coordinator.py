@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -28,7 +28,6 @@ from quiverlog.errors import (
     TransactionFenced,
     UnknownTransactionalId,
 )
-from quiverlog.limits import KIB
 from quiverlog.types import NO_SEQUENCE, Now
 
 from .records import (
@@ -79,8 +78,6 @@ PINNED_MS_MAX: Final = 60_000
 """An epoch that keeps a full staging partition from being trimmed is closed after this."""
 FORGET_LOOKS_MAX: Final = 1_000
 """Ids that one call of `expired` looks at."""
-_STATE_BYTES: Final = KIB // 2
-"""Rough memory of an id without its ends and what is being published."""
 
 
 class Opening(NamedTuple):
@@ -270,24 +267,11 @@ class Coordinator:
         """Whether records of the id are proposed and not yet safe."""
         return tid in self._pended_counts
 
-    def capture(self) -> list[Record]:
-        """Returns a snapshot of what is pending. Its first record is to be proposed in this turn,
-        the others in this order, at any time."""
-        begin = Record("", SnapshotBegin(self._pended_forgotten_epoch))
-        states = [
-            Record(tid, state) for tid in self.applied if (state := self._find(tid)) is not None
-        ]
-        added = [
-            Record(tid, state)
-            for tid, state in self._overlay.items()
-            if state is not None and tid not in self.applied
-        ]
-        return [begin, *states, *added, Record("", SnapshotEnd())]
-
-    @property
-    def byte_count(self) -> int:
-        """Rough size of a snapshot."""
-        return len(self.applied) * _STATE_BYTES
+    def capture(self) -> Iterator[Record]:
+        """Yields a snapshot of what is pending now. Its first record is to be proposed in this
+        turn, the others in this order, at any time."""
+        states: dict[str, SnapshotState | None] = {**self.applied, **self._overlay}
+        return _snapshot(self._pended_forgotten_epoch, states)
 
     # --- signs of life -------------------------------------------------------------------------
     def sign_of_life(self, tid: str, now: Now) -> None:
@@ -508,6 +492,14 @@ def _after(state: SnapshotState | None, record: Record) -> SnapshotState:
                 ended = change.epoch - 1
             return replace(before, epoch=change.epoch, closed=change.reason, ended_epoch=ended)
     raise AssertionError(f"{change} makes no state")
+
+
+def _snapshot(forgotten_epoch: int, states: Mapping[str, SnapshotState | None]) -> Iterator[Record]:
+    yield Record("", SnapshotBegin(forgotten_epoch))
+    for tid, state in states.items():
+        if state is not None:
+            yield Record(tid, state)
+    yield Record("", SnapshotEnd())
 
 
 def _opened(before: SnapshotState, change: Opened) -> SnapshotState:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from quiverlog.errors import FeatureNotFinalised
-from quiverlog.node.apis import describe, offsets, topics
+from quiverlog.node.apis import describe, offsets, topics, transactions
 from quiverlog.node.apis.admin import (
     handle_alter_configs,
     handle_change_voters,
@@ -82,26 +82,17 @@ HANDLERS: Final[dict[type[m.Request], Callable[[Broker, RequestReceived, Now], N
 """Answered, or set to wait, in the call that brings them."""
 
 WITHOUT_HANDLER: Final[tuple[type[m.Request], ...]] = (
-    OpenTransactionRequest,
-    CommitTransactionRequest,
-    AbortTransactionRequest,
     ListTransactionsRequest,
     DescribeTransactionsRequest,
     ForwardRequest,
     CountStagedRequest,
     PublishRequest,
-    ResolveStagedRequest,
 )
 """Checked and refused."""
 
 
 def _refuse(_broker: Broker, call: Call) -> Steps:
-    request = call.request
-    if isinstance(
-        request, OpenTransactionRequest | CommitTransactionRequest | AbortTransactionRequest
-    ):
-        request.check()
-    raise FeatureNotFinalised(f"this broker serves no {request.API.name} yet.")
+    raise FeatureNotFinalised(f"this broker serves no {call.request.API.name} yet.")
 
 
 STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = {
@@ -126,6 +117,10 @@ STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = 
     DescribeConfigsRequest: handle_describe_configs,
     UpdateFeaturesRequest: handle_update_features,
     DecommissionBrokerRequest: handle_decommission_broker,
+    OpenTransactionRequest: transactions.handle_open_transaction,
+    CommitTransactionRequest: transactions.handle_commit_transaction,
+    AbortTransactionRequest: transactions.handle_abort_transaction,
+    ResolveStagedRequest: transactions.handle_resolve_staged,
     **dict.fromkeys(WITHOUT_HANDLER, _refuse),
 }
 

@@ -39,6 +39,13 @@ class Clients:
         """Return the network of the other end; empty: it is not known."""
         return self._addresses.get(connection_id, "")
 
+    def client_id_of(self, connection_id: int) -> str:
+        """Return the name in its HELLO; empty: none was sent."""
+        return next(
+            (str(name) for kind, name in self._accounts.get(connection_id, ()) if kind == "client"),
+            "",
+        )
+
     def on_hello(self, connection_id: int, client_id: str) -> None:
         """Give the connection its accounts; long polls that it has parked keep their old ones."""
         # A client can invent names and open many connections, but has few addresses.

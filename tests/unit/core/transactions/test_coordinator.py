@@ -705,12 +705,12 @@ def test_a_replay_makes_the_same_states() -> None:
     harness = worked()
     other = replayed(harness.log)
     assert other.applied == harness.coordinator.applied
-    assert other.capture() == harness.coordinator.capture()
+    assert list(other.capture()) == list(harness.coordinator.capture())
 
 
 def test_rows_between_begin_and_end_are_applied_after_the_end() -> None:
     harness = worked()
-    snapshot = harness.coordinator.capture()
+    snapshot = list(harness.coordinator.capture())
     begun = len(harness.log)
     harness.put(snapshot[:2])
     harness.open("new")
@@ -730,7 +730,7 @@ def test_a_snapshot_is_of_what_is_pending() -> None:
     harness.propose(
         harness.coordinator.open("new", b"one", "client", TIMEOUT_MS, False, START).records
     )
-    snapshot = harness.coordinator.capture()
+    snapshot = list(harness.coordinator.capture())
     harness.settle()
     assert replayed(snapshot).applied == harness.coordinator.applied
     assert replayed(snapshot).applied.keys() == {"kept", "new"}
@@ -738,7 +738,7 @@ def test_a_snapshot_is_of_what_is_pending() -> None:
 
 def test_a_snapshot_without_its_end_is_ignored_in_a_whole_log() -> None:
     harness = worked()
-    snapshot = harness.coordinator.capture()
+    snapshot = list(harness.coordinator.capture())
     harness.put(snapshot[:-1])
     harness.open("new")
     harness.put(harness.coordinator.capture())
@@ -747,7 +747,7 @@ def test_a_snapshot_without_its_end_is_ignored_in_a_whole_log() -> None:
 
 def test_a_log_that_begins_with_half_a_snapshot_is_refused() -> None:
     coordinator = Coordinator()
-    for offset, record in enumerate(worked().coordinator.capture()[:-1], 1):
+    for offset, record in enumerate(list(worked().coordinator.capture())[:-1], 1):
         coordinator.apply(offset, record)
     with pytest.raises(CorruptLog, match="snapshot without an end"):
         coordinator.begin(START)
@@ -755,7 +755,7 @@ def test_a_log_that_begins_with_half_a_snapshot_is_refused() -> None:
 
 def test_half_a_snapshot_of_an_empty_log_is_no_begin() -> None:
     harness = Harness()
-    harness.put(harness.coordinator.capture()[:1])
+    harness.put(list(harness.coordinator.capture())[:1])
     harness.open()
     assert replayed(harness.log, start=0).applied == harness.coordinator.applied
 
@@ -763,5 +763,4 @@ def test_half_a_snapshot_of_an_empty_log_is_no_begin() -> None:
 def test_an_empty_log_is_complete() -> None:
     coordinator = replayed([])
     assert coordinator.applied == {}
-    assert coordinator.byte_count == 0
     assert replayed(coordinator.capture()).applied == {}

@@ -1,0 +1,629 @@
+"""The coordinators of this broker: what clients ask of them, and what they have published.
+
+    COMMIT: look -> count the staged rows -> look again -> record -> answer, and publish
+    what is recorded as committed is published until all its parts have answered, for ever
+
+Invariant: an answer is sent when everything that it rests on is safe.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from quiverlog.batch.checksum import crc32c
+from quiverlog.batch.header import BatchHeader
+from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS, STAGED, TRANSACTIONS
+from quiverlog.core.controller.topic_image import TopicImage
+from quiverlog.core.transactions.coordinator import Coordinator, Resolving, Standings
+from quiverlog.core.transactions.records import (
+    Committed,
+    End,
+    Last,
+    Part,
+    Record,
+    decode_row,
+    digest_of,
+    encode_row,
+)
+from quiverlog.errors import (
+    CoordinatorNotReady,
+    InvalidRequest,
+    QuiverlogError,
+    StagedRowsLost,
+    TransactionBusy,
+    UnknownTopicId,
+)
+from quiverlog.node.partitions.replica import Replica
+from quiverlog.node.runtime.events import AT_ONCE_US
+from quiverlog.node.runtime.jobs import Starter, Then
+from quiverlog.node.runtime.metadata_view import MetadataView
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.node.runtime.tasks import Call, Future, Outcome, Wait, gather
+from quiverlog.node.transactions.hosted import Hosted, Hosting
+from quiverlog.node.transactions.kinds import read_batch
+from quiverlog.node.transactions.leaders import Leaders
+from quiverlog.types import Durability, Now
+from quiverlog.wire.transaction_messages import (
+    AbortTransactionRequest,
+    AbortTransactionResponse,
+    CommitTransactionRequest,
+    CommitTransactionResponse,
+    CountedAttempt,
+    CountStagedRequest,
+    CountStagedResponse,
+    OpenTransactionRequest,
+    OpenTransactionResponse,
+    PublishRequest,
+    PublishResponse,
+    StagedTransaction,
+)
+
+__all__ = ["Coordinators", "TransactionsKind"]
+
+PUBLISHES_MAX: Final = 192
+"""PUBLISH requests under way: fewer than may wait for one peer."""
+PUBLISH_WAIT_MS: Final = 1_000
+"""A staging leader holds a PUBLISH for this: then it leaves its place to others."""
+PUBLISH_BACKOFF_MS_MIN: Final = 50
+PUBLISH_BACKOFF_MS_MAX: Final = 2_000
+COUNT_BACKOFF_MS: Final = 50
+COUNTS_AT_ONCE: Final = 16
+"""Of one COMMIT."""
+SWEEP_MS: Final = 1_000
+"""Between two looks for ids that are to be forgotten."""
+_PARTS_PER_STEP: Final = 500
+_TARGET_ROWS_MAX: Final = 2**31 - 1
+
+_Key = tuple[Hosted, str]
+
+
+class TransactionsKind:
+    """`__transactions` for `Hosting`."""
+
+    schema: pa.Schema = INTERNAL_TOPICS[TRANSACTIONS].schema
+    level = int(INTERNAL_TOPICS[TRANSACTIONS].durability)
+    takes_snapshots = True
+
+    def __init__(self, coordinators: Coordinators) -> None:
+        self._coordinators = coordinators
+
+    def new_machine(self, replica: Replica, leader_epoch: int) -> Coordinator:
+        return Coordinator()
+
+    def row(self, record: Record) -> tuple[int, str, bytes]:
+        return encode_row(record)
+
+    def bytes_needed(self, header: BatchHeader, prefix: memoryview) -> int:
+        return header.total_bytes
+
+    def decode(self, header: BatchHeader, view: memoryview) -> list[tuple[int, Record]]:
+        columns = read_batch(header, view, self.schema).to_pydict()
+        rows = zip(columns["kind"], columns["transactional_id"], columns["value"], strict=True)
+        return [(header.base_offset + i, decode_row(*row)) for i, row in enumerate(rows)]
+
+    def capture(self, machine: Coordinator) -> Iterator[Record]:
+        return machine.capture()
+
+    def serving(self, hosted: Hosted, now: Now) -> None:
+        machine = hosted.machine
+        assert isinstance(machine, Coordinator)
+        machine.begin(now)
+        self._coordinators.begin(hosted, machine, now)
+
+    def stopped(self, hosted: Hosted, error: QuiverlogError, now: Now) -> None:
+        self._coordinators.stopped(hosted, now)
+
+
+class _Publishing:
+    """A transaction that is decided, until its Published is safe.
+
+    `parts`: those that have not answered; with the pause of each. `waits`: of requests.
+    """
+
+    __slots__ = ("committed", "ends", "hosted", "is_over", "level", "parts", "tid", "waits", "why")
+
+    def __init__(self, hosted: Hosted, tid: str, committed: Committed) -> None:
+        self.hosted = hosted
+        self.tid = tid
+        self.committed = committed
+        self.parts = {part.staged_partition: PUBLISH_BACKOFF_MS_MIN for part in committed.parts}
+        self.ends: dict[tuple[bytes, int], int] = {}
+        self.level = int(Durability.REPLICATED_FLUSHED)
+        self.waits: list[Future] = []
+        self.why: QuiverlogError | None = None
+        self.is_over = False
+
+    def take(self, response: PublishResponse, now: Now) -> None:
+        for target in response.targets:
+            key = target.topic_id, target.partition
+            self.ends[key] = max(target.end_offset, self.ends.get(key, -1))
+        self.level = min(self.level, int(response.durability))
+
+    def end(self, is_published: bool, now: Now) -> None:
+        self.is_over = True
+        waits, self.waits = self.waits, []
+        for wait in waits:
+            wait.set(is_published, None, now)
+
+
+class _Counts(NamedTuple):
+    """What a COMMIT names of one staging partition."""
+
+    part: Part
+    attempts: list[CountedAttempt]
+
+
+class Coordinators:
+    __slots__ = (
+        "_hosting", "_later", "_number", "_outbox", "_publishing", "_ready", "_serving",
+        "_sweep_us", "_under_way", "_view", "leaders",
+    )  # fmt: skip
+
+    def __init__(
+        self, view: MetadataView, hosting: Hosting, leaders: Leaders, outbox: Outbox
+    ) -> None:
+        self._view = view
+        self._hosting = hosting
+        self.leaders = leaders
+        hosting.kinds[TRANSACTIONS] = TransactionsKind(self)
+        self._outbox = outbox
+        self._serving: dict[Hosted, Coordinator] = {}
+        self._publishing: dict[_Key, _Publishing] = {}
+        # Parts that are to be asked now, and what is due later, by time.
+        self._ready: deque[tuple[_Publishing, int]] = deque()
+        self._under_way = 0
+        self._later: list[tuple[int, int, Callable[[Now], None]]] = []
+        self._number = 0
+        self._sweep_us = 0
+
+    # --- service -------------------------------------------------------------------------------
+    def begin(self, hosted: Hosted, machine: Coordinator, now: Now) -> None:
+        self._serving[hosted] = machine
+        for tid, committed in machine.to_publish():
+            self._publish(hosted, tid, committed, now)
+
+    def stopped(self, hosted: Hosted, now: Now) -> None:
+        self._serving.pop(hosted, None)
+        for key in [key for key in self._publishing if key[0] is hosted]:
+            # Its successor goes on with it.
+            self._publishing.pop(key).end(False, now)
+
+    def find(self, tid: str) -> Hosted:
+        """Raises CoordinatorNotReady, NotLeader."""
+        topic = self._topic(TRANSACTIONS)
+        partition = crc32c(tid.encode()) % len(topic.partitions)
+        return self._hosting.find(topic.topic_id, partition)
+
+    def _topic(self, name: str) -> TopicImage:
+        topic = self._view.image.topics.get(name)
+        if topic is None:
+            raise CoordinatorNotReady(f"there is no {name!r} yet: the first OPEN has it made.")
+        return topic
+
+    def _ask(self, tid: str) -> tuple[Hosted, Coordinator]:
+        # Under the lease: a coordinator that was deposed would call newer epochs fenced.
+        hosted = self.find(tid)
+        machine = hosted.serve(under_lease=True)
+        assert isinstance(machine, Coordinator)
+        return hosted, machine
+
+    # --- time ----------------------------------------------------------------------------------
+    def next_us(self) -> int | None:
+        if self._ready and self._under_way < PUBLISHES_MAX:
+            return AT_ONCE_US
+        due = [self._later[0][0]] if self._later else []
+        if self._serving:
+            due.append(self._sweep_us)
+        return min(due, default=None)
+
+    def run(self, now: Now) -> None:
+        while self._later and self._later[0][0] <= now.mono_us:
+            _, _, call = heapq.heappop(self._later)
+            call(now)
+        self._ask_ready(now)
+        if self._serving and self._sweep_us <= now.mono_us:
+            self._sweep_us = now.mono_us + SWEEP_MS * 1000
+            self._forget(now)
+
+    def _at(self, due_us: int, call: Callable[[Now], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._later, (due_us, self._number, call))
+
+    def _pause(self, due_us: int) -> Starter:
+        future = Future()
+        self._at(due_us, lambda now: future.set(None, None, now))
+        return future.wait
+
+    def _forget(self, now: Now) -> None:
+        for hosted, machine in list(self._serving.items()):
+            records = machine.expired(now)
+            if records and hosted.is_serving:
+                try:
+                    hosted.propose(records, now, _ignore)
+                except QuiverlogError as error:
+                    self._outbox.log("warning", "transactional ids are kept", why=error.message)
+
+    # --- OPEN ----------------------------------------------------------------------------------
+    def open(self, call: Call, client_id: str) -> Generator[Wait, object, OpenTransactionResponse]:
+        request = call.request
+        assert isinstance(request, OpenTransactionRequest)
+        tid = request.transactional_id
+        hosted, machine = self._ask(tid)
+        opening = machine.open(
+            tid, request.instance, client_id, request.timeout_ms, request.single_use, call.now
+        )
+        machine.sign_of_life(tid, call.now)
+        yield _recorded(hosted, machine, tid, opening.records, call.now)
+        return OpenTransactionResponse(
+            epoch=opening.epoch,
+            last_sequence=opening.last_sequence,
+            last_committed_us=opening.last_committed_us,
+            is_publishing=opening.is_publishing,
+        )
+
+    # --- ABORT ---------------------------------------------------------------------------------
+    def abort(self, call: Call) -> Generator[Wait, object, AbortTransactionResponse]:
+        request = call.request
+        assert isinstance(request, AbortTransactionRequest)
+        tid = request.transactional_id
+        hosted, machine = self._ask(tid)
+        aborting = machine.abort(tid, request.epoch, request.sequence, force=request.force)
+        yield _recorded(hosted, machine, tid, aborting.records, call.now)
+        return AbortTransactionResponse(outcome=int(aborting.had_committed))
+
+    # --- COMMIT --------------------------------------------------------------------------------
+    def commit(self, call: Call) -> Generator[Wait, object, CommitTransactionResponse]:
+        request = call.request
+        assert isinstance(request, CommitTransactionRequest)
+        tid, deadline_us = request.transactional_id, call.now.mono_us + request.timeout_ms * 1000
+        digest = digest_of((one.attempt, one.row_count) for one in request.attempts)
+        counts = yield from self._merged(request)
+        while True:
+            hosted, machine = self._ask(tid)
+            standing = machine.check_commit(tid, request.epoch, request.sequence, digest)
+            machine.sign_of_life(tid, call.now)
+            if standing.kind is Standings.COMMITTED_BEFORE:
+                assert standing.last is not None
+                yield _recorded(hosted, machine, tid, [], call.now)
+                return (yield from self._answer(call, hosted, standing.last, 1, deadline_us))
+            if standing.kind is Standings.BUSY:
+                if call.now.mono_us >= deadline_us:
+                    raise TransactionBusy(
+                        f"transaction {request.sequence} of {tid!r} waits until"
+                        f" {standing.last and standing.last.sequence} is published."
+                    )
+                if machine.is_waiting(tid):
+                    yield _recorded(hosted, machine, tid, [], call.now)
+                else:
+                    yield self._published(hosted, tid, deadline_us, call.now)
+                continue
+            level = yield from self._count(call, hosted, counts, deadline_us)
+            # What was counted is of the past: look at all again, and decide in the same turn.
+            if not hosted.is_serving or hosted.machine is not machine:
+                continue
+            standing = machine.check_commit(tid, request.epoch, request.sequence, digest)
+            if standing.kind is not Standings.NEW:
+                continue
+            records = machine.commit(
+                tid,
+                request.epoch,
+                request.sequence,
+                digest,
+                [one.attempt for one in request.attempts],
+                [one.part for one in counts],
+                request.durability,
+                level,
+                call.now,
+            )
+            yield self._decided(hosted, records, call.now)
+            last = machine.applied[tid].last
+            assert last is not None
+            return (yield from self._answer(call, hosted, last, 0, deadline_us))
+
+    def _merged(self, request: CommitTransactionRequest) -> Generator[Wait, object, list[_Counts]]:
+        """Return what the attempts have in each staging partition."""
+        partition_count = len(self._topic(STAGED).partitions)
+        found: dict[int, list[CountedAttempt]] = {}
+        indexes: dict[int, list[int]] = {}
+        done = 0
+        for index, one in enumerate(request.attempts):
+            for part in one.parts:
+                if part.staged_partition >= partition_count:
+                    raise InvalidRequest(
+                        f"{STAGED} has partitions 0 to {partition_count - 1}, not"
+                        f" {part.staged_partition}."
+                    )
+                found.setdefault(part.staged_partition, []).append(
+                    CountedAttempt(one.attempt, part.row_count, part.first_offset, part.next_offset)
+                )
+                indexes.setdefault(part.staged_partition, []).append(index)
+                done += 1
+                if done % _PARTS_PER_STEP == 0:
+                    yield None
+        return [
+            _Counts(
+                Part(
+                    partition,
+                    min(one.first_offset for one in attempts),
+                    max(one.next_offset for one in attempts),
+                    sum(one.row_count for one in attempts),
+                    tuple(indexes[partition]),
+                ),
+                attempts,
+            )
+            for partition, attempts in sorted(found.items())
+        ]
+
+    def _count(
+        self, call: Call, hosted: Hosted, counts: Sequence[_Counts], deadline_us: int
+    ) -> Generator[Wait, object, int]:
+        """Have the staging leaders count; returns the weakest level of rows and decision.
+
+        Raises StagedRowsLost, UnknownTopicId, InvalidRequest; what a leader answers.
+        """
+        request = call.request
+        assert isinstance(request, CommitTransactionRequest)
+        levels = [_decision_level(hosted)]
+        missing = list(counts)
+        while missing:
+            asked = [
+                partial(self._count_one, request, one.part.staged_partition, one.attempts, call.now)
+                for one in missing
+            ]
+            outcomes = yield gather(asked, COUNTS_AT_ONCE, call.now)
+            assert isinstance(outcomes, list)
+            again: list[_Counts] = []
+            for one, outcome in zip(missing, outcomes, strict=True):
+                assert isinstance(outcome, Outcome)
+                error, response = outcome.error, outcome.result
+                if error is None:
+                    assert isinstance(response, CountStagedResponse)
+                    self._check_counted(one.part.staged_partition, response)
+                    levels.append(int(response.durability))
+                elif isinstance(error, QuiverlogError) and error.retriable:
+                    again.append(one)
+                else:
+                    raise error
+                if error is not None and call.now.mono_us >= deadline_us:
+                    raise error
+            missing = again
+            if missing:
+                yield self._pause(call.now.mono_us + COUNT_BACKOFF_MS * 1000)
+        return min(levels)
+
+    def _count_one(
+        self,
+        request: CommitTransactionRequest,
+        partition: int,
+        attempts: list[CountedAttempt],
+        now: Now,
+        then: Then,
+    ) -> None:
+        count = CountStagedRequest(
+            transactional_id=request.transactional_id,
+            epoch=request.epoch,
+            sequence=request.sequence,
+            attempts=attempts,
+        )
+        topic_id = self._topic(STAGED).topic_id
+        self.leaders.ask_leader(topic_id, partition, count, then, now)
+
+    def _check_counted(self, partition: int, response: CountStagedResponse) -> None:
+        if not response.is_whole:
+            raise StagedRowsLost(f"rows that are named are not staged in {STAGED}-{partition}.")
+        topics = self._view.image.topics_by_id
+        for target in response.targets:
+            topic = topics.get(target.topic_id)
+            if topic is None:
+                raise UnknownTopicId(
+                    f"there is no topic with id {target.topic_id.hex()} any more, and rows of the"
+                    " transaction are for it."
+                )
+            if target.row_count > _TARGET_ROWS_MAX:
+                raise InvalidRequest(
+                    f"{target.row_count} rows in {STAGED}-{partition} are for"
+                    f" {topic.name}-{target.partition}, the most are {_TARGET_ROWS_MAX}."
+                )
+
+    def _decided(self, hosted: Hosted, records: list[Record], now: Now) -> Starter:
+        ((tid, change),) = records
+        assert isinstance(change, Committed)
+        future = Future()
+
+        def then(offset: int, error: QuiverlogError | None, now: Now) -> None:
+            # Here, whatever becomes of the request: decided is decided.
+            if error is None and hosted.is_serving:
+                self._publish(hosted, tid, change, now)
+            future.set(offset, error, now)
+
+        hosted.propose(records, now, then)
+        return future.wait
+
+    def _answer(
+        self, call: Call, hosted: Hosted, last: Last, outcome: int, deadline_us: int
+    ) -> Generator[Wait, object, CommitTransactionResponse]:
+        request = call.request
+        assert isinstance(request, CommitTransactionRequest)
+        publishing = self._publishing.get((hosted, request.transactional_id))
+        if publishing is not None and publishing.committed.sequence != last.sequence:
+            publishing = None  # Of a later transaction, which has waited for this one.
+        is_published = publishing is None
+        if not is_published and request.wait:
+            is_published = bool(
+                (yield self._published(hosted, request.transactional_id, deadline_us, call.now))
+            )
+        durability = last.durability
+        if (
+            is_published
+            and publishing is not None
+            and publishing.committed.sequence == last.sequence
+        ):
+            durability = min(durability, publishing.level)
+        return CommitTransactionResponse(
+            outcome=outcome,
+            row_count=last.row_count,
+            durability=durability,
+            is_published=is_published,
+        )
+
+    # --- publishing ----------------------------------------------------------------------------
+    def _published(self, hosted: Hosted, tid: str, deadline_us: int, now: Now) -> Starter:
+        """Wait until what is being published of the id is; the result is whether it is."""
+        publishing = self._publishing.get((hosted, tid))
+        if publishing is None:
+            return self._pause(now.mono_us + PUBLISH_BACKOFF_MS_MIN * 1000)
+        future = Future()
+        publishing.waits.append(future)
+        self._at(deadline_us, lambda now: future.set(False, None, now))
+        return future.wait
+
+    def _publish(self, hosted: Hosted, tid: str, committed: Committed, now: Now) -> None:
+        assert (hosted, tid) not in self._publishing, "one transaction of an id at a time"
+        publishing = self._publishing[hosted, tid] = _Publishing(hosted, tid, committed)
+        self._ready.extend((publishing, partition) for partition in publishing.parts)
+        if not publishing.parts:
+            self._record(publishing, now)
+        self._ask_ready(now)
+
+    def _ask_ready(self, now: Now) -> None:
+        while self._ready and self._under_way < PUBLISHES_MAX:
+            publishing, partition = self._ready.popleft()
+            if publishing.is_over:
+                continue
+            committed = publishing.committed
+            part = next(one for one in committed.parts if one.staged_partition == partition)
+            request = PublishRequest(
+                transactional_id=publishing.tid,
+                epoch=committed.epoch,
+                sequence=committed.sequence,
+                attempts=[committed.attempts[index] for index in part.attempts],
+                first_offset=part.first_offset,
+                next_offset=part.next_offset,
+                # The topic's own level is the least in any case.
+                durability=max(committed.durability, Durability.MEMORY),
+                max_wait_ms=PUBLISH_WAIT_MS,
+            )
+            self._under_way += 1
+            then = partial(self._answered, publishing, partition)
+            topic = self._view.image.topics.get(STAGED)
+            topic_id = b"" if topic is None else topic.topic_id
+            self.leaders.ask_leader(topic_id, partition, request, _once(then), now)
+
+    def _answered(
+        self,
+        publishing: _Publishing,
+        partition: int,
+        response: object,
+        error: BaseException | None,
+        now: Now,
+    ) -> None:
+        self._under_way -= 1
+        assert self._under_way >= 0
+        if publishing.is_over or partition not in publishing.parts:
+            return
+        if error is not None:
+            if not isinstance(error, QuiverlogError):
+                self._outbox.internal_error("publishing", error)
+                error = QuiverlogError()
+            publishing.why = error
+            pause_ms = publishing.parts[partition]
+            publishing.parts[partition] = min(2 * pause_ms, PUBLISH_BACKOFF_MS_MAX)
+            due_us = now.mono_us + pause_ms * 1000
+            self._at(due_us, lambda _now: self._ready.append((publishing, partition)))
+            return
+        assert isinstance(response, PublishResponse)
+        publishing.take(response, now)
+        del publishing.parts[partition]
+        if not publishing.parts:
+            self._record(publishing, now)
+
+    def _record(self, publishing: _Publishing, now: Now) -> None:
+        if publishing.is_over:
+            return
+        hosted, tid, committed = publishing.hosted, publishing.tid, publishing.committed
+        machine = hosted.machine
+        assert isinstance(machine, Coordinator)
+        ends = [End(*key, end) for key, end in sorted(publishing.ends.items())]
+        records = machine.published(tid, committed.sequence, ends, publishing.level)
+        if not records:
+            # The id was forgotten meanwhile.
+            self._over(publishing, now)
+            return
+
+        def then(_offset: int, error: QuiverlogError | None, now: Now) -> None:
+            if error is None:
+                self._over(publishing, now)
+            else:
+                self._record_later(publishing, error, now)
+
+        try:
+            hosted.propose(records, now, then)
+        except QuiverlogError as error:
+            self._record_later(publishing, error, now)
+
+    def _record_later(self, publishing: _Publishing, error: QuiverlogError, now: Now) -> None:
+        if not publishing.is_over:
+            publishing.why = error
+            due_us = now.mono_us + PUBLISH_BACKOFF_MS_MIN * 1000
+            self._at(due_us, partial(self._record, publishing))
+
+    def _over(self, publishing: _Publishing, now: Now) -> None:
+        if not publishing.is_over:
+            del self._publishing[publishing.hosted, publishing.tid]
+            publishing.end(True, now)
+
+    # --- RESOLVE_STAGED ------------------------------------------------------------------------
+    def resolve(self, one: StagedTransaction, now: Now) -> tuple[Resolving, Starter]:
+        """Return what became of staged rows, and the wait behind which it is true."""
+        tid = one.transactional_id
+        hosted = self.find(tid)
+        machine = hosted.serve()
+        assert isinstance(machine, Coordinator)
+        resolving = machine.resolve(tid, one.epoch, one.sequence, now, pins_front=one.pins_front)
+        for record in resolving.records:
+            self._outbox.log(
+                "info", "transaction closed", transactional_id=tid, change=str(record.change)
+            )
+        return resolving, _recorded(hosted, machine, tid, resolving.records, now)
+
+
+def _recorded(
+    hosted: Hosted, machine: Coordinator, tid: str, records: list[Record], now: Now
+) -> Starter:
+    """Wait until the records are safe; without any, until all that the answer rests on is."""
+    future = Future()
+    if records or machine.is_waiting(tid):
+        hosted.propose(records, now, lambda *ended: future.set(*ended))
+    else:
+        future.set(None, None, now)
+    return future.wait
+
+
+def _decision_level(hosted: Hosted) -> int:
+    leadership = hosted.replica.state.leadership
+    if leadership is None or not leadership.is_replicated:
+        return int(Durability.FLUSHED)
+    return int(Durability.REPLICATED_FLUSHED)
+
+
+def _ignore(_offset: int, _error: QuiverlogError | None, _now: Now) -> None:
+    return
+
+
+def _once(then: Then) -> Then:
+    """A continuation that raises may be called again, with what it raised."""
+    called = False
+
+    def take(result: object, error: BaseException | None, now: Now) -> None:
+        nonlocal called
+        if not called:
+            called = True
+            then(result, error, now)
+
+    return take

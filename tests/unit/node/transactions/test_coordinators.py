@@ -1,0 +1,538 @@
+"""Coordinators on one node: OPEN, COMMIT, ABORT and RESOLVE_STAGED, and what they have published.
+
+The leaders of `__staged` are played by the test.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiverlog.core.controller.internal_topics import STAGED
+from quiverlog.core.transactions.coordinator import ID_EXPIRY_MS_DEFAULT, Resolved
+from quiverlog.errors import (
+    BrokerShuttingDown,
+    CoordinatorNotReady,
+    FencedLeaderEpoch,
+    InvalidRequest,
+    NotLeader,
+    OutcomeUnknown,
+    SequenceTaken,
+    StagedRowsLost,
+    TransactionBusy,
+    TransactionClosed,
+    TransactionFenced,
+    UnknownTopicId,
+    UnknownTransactionalId,
+)
+from quiverlog.limits import TRANSACTION_ATTEMPTS_MAX
+from quiverlog.node.runtime.events import Shutdown, Tick
+from quiverlog.node.transactions import coordinators as module
+from quiverlog.node.transactions.coordinators import PUBLISH_BACKOFF_MS_MAX
+from quiverlog.types import Durability
+from quiverlog.wire import messages as m
+from quiverlog.wire.transaction_messages import (
+    AbortTransactionRequest,
+    CommittedAttempt,
+    CommittedPart,
+    CountedTarget,
+    CountStagedResponse,
+    OpenTransactionRequest,
+    ResolveStagedRequest,
+    StagedTransaction,
+)
+from tests.support.node import NodeDriver
+from tests.support.transactions import ATTEMPT, OTHER, TransactionDriver, attempt
+
+OPEN = OpenTransactionRequest(transactional_id="app", instance=b"one")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> TransactionDriver:
+    return TransactionDriver(tmp_path)
+
+
+def refused(response: Any, kind: type[Exception]) -> str:
+    assert response is not None, "not answered"
+    assert response.error_code == kind.code, response  # type: ignore[attr-defined]
+    return str(response.error_message)
+
+
+# --- OPEN ---------------------------------------------------------------------------------------
+def test_the_first_open_has_the_internal_topics_made(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path)
+    coordinators = node.node.broker.coordinators
+    assert coordinators.next_us() is None, "a broker without transactions pays nothing"
+    response, _ = node.call(OPEN)
+    refused(response, CoordinatorNotReady)
+    names = {topic.name for topic in node.call(m.MetadataRequest())[0].topics}
+    assert names == {"__transactions", "__staged"}
+
+
+def test_commit_does_not_make_topics(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path)
+    request = TransactionDriver.commit_request(node, 1, 0)  # type: ignore[arg-type]
+    refused(node.call(request)[0], CoordinatorNotReady)
+
+
+def test_open_answers_when_its_epoch_is_safe(node: TransactionDriver) -> None:
+    correlation = node.request(OPEN)
+    assert node.answer(correlation) is None
+    node.flush()
+    response = node.response(correlation)
+    assert (response.error_code, response.epoch, response.last_sequence) == (0, 1, -1)
+    assert node.open().epoch == 1
+    assert not node.syncs, "nothing was written"
+    assert node.open(b"two").epoch == 2
+    refused(node.open(b"one"), TransactionFenced)
+
+
+def test_an_answer_without_a_record_waits_for_what_it_rests_on(node: TransactionDriver) -> None:
+    first, second = node.request(OPEN), node.request(OPEN)
+    assert node.answer(second) is None
+    node.flush()
+    assert node.response(first).epoch == node.response(second).epoch == 1
+
+
+@pytest.mark.parametrize("tid", ["", "x" * 513])
+def test_a_bad_id_is_refused(node: TransactionDriver, tid: str) -> None:
+    refused(node.open(tid=tid), InvalidRequest)
+
+
+# --- COMMIT -------------------------------------------------------------------------------------
+def test_a_commit_is_counted_decided_and_published(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 7, attempt(rows=5), attempt(OTHER, rows=3, partition=1))
+    assert node.machine().applied["app"].last is None
+    first, second = node.count(), node.count()
+    assert (first.partition, first.epoch, first.sequence) == (0, epoch, 7)
+    assert [(a.attempt, a.row_count, a.first_offset, a.next_offset) for a in first.attempts] == [
+        (ATTEMPT, 5, 0, 10)
+    ]
+    assert [(a.attempt, a.row_count) for a in second.attempts] == [(OTHER, 3)]
+    assert node.machine().applied["app"].last_sequence == 7
+    assert node.response(correlation) is None
+    asked = node.published(end_offset=5), node.published(end_offset=8)
+    assert [one.attempts for one in asked] == [[ATTEMPT], [OTHER]]
+    assert {one.max_wait_ms for one in asked} == {module.PUBLISH_WAIT_MS}
+    response = node.response(correlation)
+    assert (response.error_code, response.outcome, response.row_count) == (0, 0, 8)
+    assert (response.durability, response.is_published) == (Durability.FLUSHED, True)
+    state = node.machine().applied["app"]
+    assert state.publishing is None
+    assert [(end.topic_id, end.partition, end.end_offset) for end in state.ends] == [
+        (node.target, 0, 8)
+    ]
+
+
+def test_attempts_of_one_staging_partition_are_counted_together(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    one = CommittedAttempt(ATTEMPT, 5, [CommittedPart(0, 4, 9, 2), CommittedPart(1, 0, 3, 3)])
+    other = CommittedAttempt(OTHER, 6, [CommittedPart(0, 2, 12, 6)])
+    node.commit(epoch, 0, one, other)
+    assert [a.row_count for a in node.count().attempts] == [2, 6]
+    assert [a.row_count for a in node.count().attempts] == [3]
+    publishing = node.machine().applied["app"].publishing
+    assert publishing is not None
+    found = [
+        (p.staged_partition, p.first_offset, p.next_offset, p.row_count, p.attempts)
+        for p in publishing.parts
+    ]
+    assert found == [(0, 2, 12, 8, (0, 1)), (1, 0, 3, 3, (0,))]
+    assert [one.attempts for one, _ in node.publishes] == [[ATTEMPT, OTHER], [ATTEMPT]]
+
+
+def test_decided_is_answered_when_it_is_safe_and_not_before(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 0, wait=0)
+    request, then = node.counts.pop(0)
+    then(counted(node, request), None, node.now)
+    node.send(Tick())
+    assert node.response(correlation) is None
+    assert not node.publishes, "published only when it is safe"
+    node.flush()
+    response = node.response(correlation)
+    assert (response.error_code, response.outcome, response.is_published) == (0, 0, False)
+    assert len(node.publishes) == 1
+
+
+def counted(node: TransactionDriver, request: Any) -> Any:
+    return CountStagedResponse(
+        is_whole=True, targets=[CountedTarget(node.target, 0, 5)], durability=Durability.FLUSHED
+    )
+
+
+def test_a_transaction_without_rows_is_published_at_once(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    nothing = CommittedAttempt(ATTEMPT, 0, [])
+    response = node.response(node.commit(epoch, 0, nothing))
+    assert (response.outcome, response.row_count, response.is_published) == (0, 0, True)
+    assert not node.counts
+    assert not node.publishes
+
+
+def test_the_answer_names_the_weakest_level(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 0)
+    node.count(durability=Durability.REPLICATED)
+    node.published(durability=Durability.MEMORY)
+    assert node.response(correlation).durability == Durability.MEMORY
+    again = node.response(node.commit(epoch, 0))
+    assert again.durability == Durability.MEMORY
+
+
+def test_rows_that_are_not_there_are_lost_and_nothing_is_decided(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 0)
+    node.count(is_whole=False)
+    assert "__staged-0" in refused(node.response(correlation), StagedRowsLost)
+    assert node.machine().applied["app"].last is None
+
+
+def test_what_was_counted_is_looked_at_again(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 0)
+    assert node.abort(epoch, 0).outcome == 0
+    node.count()
+    refused(node.response(correlation), TransactionClosed)
+    assert node.machine().applied["app"].last is None
+
+
+def test_two_commits_of_one_sequence_are_decided_once(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    first = node.commit(epoch, 0, wait=0)
+    second = node.commit(epoch, 0, wait=0)
+    third = node.commit(epoch, 0, attempt(OTHER), wait=0)
+    while node.counts:
+        node.count()
+    assert [node.response(one).outcome for one in (first, second)] == [0, 1]
+    refused(node.response(third), SequenceTaken)
+    assert len(node.publishes) == 1
+
+
+def test_the_same_commit_again_waits_until_it_is_published(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    node.commit(epoch, 0, wait=0)
+    node.count()
+    decided = node.response(node.commit(epoch, 0, wait=0))
+    assert (decided.outcome, decided.is_published) == (1, False)
+    waits = node.commit(epoch, 0, wait=1)
+    assert node.response(waits) is None
+    node.published()
+    assert (node.response(waits).outcome, node.response(waits).is_published) == (1, True)
+    assert node.response(node.commit(epoch, 0, wait=0)).is_published
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_commit_that_is_not_published_in_time_is_no_error(
+    node: TransactionDriver, is_late: bool
+) -> None:
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 0, timeout_ms=1_000)
+    node.count()
+    node.advance(1_000 if is_late else 999)
+    response = node.response(correlation)
+    if not is_late:
+        assert response is None
+        return
+    assert (response.error_code, response.outcome, response.is_published) == (0, 0, False)
+
+
+def test_the_next_transaction_waits_until_the_one_before_is_published(
+    node: TransactionDriver,
+) -> None:
+    epoch = node.open().epoch
+    node.commit(epoch, 0, wait=0)
+    node.count()
+    following = node.commit(epoch, 1, attempt(OTHER), wait=0)
+    node.advance(500)
+    assert not node.counts
+    node.published()
+    node.count()
+    assert node.response(following).outcome == 0
+    assert node.machine().applied["app"].last_sequence == 1
+
+
+def test_it_waits_for_its_timeout_at_most(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    node.commit(epoch, 0, wait=0)
+    node.count()
+    following = node.commit(epoch, 1, attempt(OTHER), timeout_ms=1_000)
+    node.advance(999)
+    assert node.response(following) is None
+    node.advance(2)
+    assert "until 0 is published" in refused(node.response(following), TransactionBusy)
+
+
+def test_a_leader_that_moved_is_asked_again(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 0, wait=0)
+    for error in (NotLeader("x"), FencedLeaderEpoch("x"), CoordinatorNotReady("x")):
+        _, then = node.counts.pop()
+        node.end(then, None, error)
+        assert not node.counts
+        node.advance(module.COUNT_BACKOFF_MS)
+    node.count()
+    assert node.response(correlation).outcome == 0
+
+
+def test_counting_ends_with_the_timeout(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 0, timeout_ms=module.COUNT_BACKOFF_MS)
+    for _ in range(2):
+        assert node.response(correlation) is None
+        _, then = node.counts.pop()
+        node.end(then, None, NotLeader("somewhere else"))
+        node.advance(module.COUNT_BACKOFF_MS)
+    assert refused(node.response(correlation), NotLeader) == "somewhere else"
+
+
+def test_what_a_leader_refuses_is_the_answer(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 0)
+    _, then = node.counts.pop()
+    node.end(then, None, StagedRowsLost("there"))
+    assert refused(node.response(correlation), StagedRowsLost) == "there"
+
+
+def test_a_target_that_is_deleted_is_found_before_the_decision(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 0)
+    node.count(targets=[CountedTarget(b"gone" * 4, 0, 5)])
+    refused(node.response(correlation), UnknownTopicId)
+    assert node.machine().applied["app"].last is None
+
+
+@pytest.mark.parametrize("rows", [2**31 - 1, 2**31])
+def test_rows_of_one_staging_partition_for_one_target_are_bounded(
+    node: TransactionDriver, rows: int
+) -> None:
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 0, wait=0)
+    node.count(targets=[CountedTarget(node.target, 0, rows)])
+    response = node.response(correlation)
+    if rows < 2**31:
+        assert response.error_code == 0
+    else:
+        assert "2147483648 rows in __staged-0 are for target-0" in refused(response, InvalidRequest)
+
+
+def test_a_staged_partition_that_does_not_exist(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    count = len(node.node.broker.view.image.topics[STAGED].partitions)
+    refused(node.response(node.commit(epoch, 0, attempt(partition=count))), InvalidRequest)
+    assert node.response(node.commit(epoch, 0, attempt(partition=count - 1))) is None
+    assert len(node.counts) == 1
+
+
+@pytest.mark.parametrize("count", [TRANSACTION_ATTEMPTS_MAX, TRANSACTION_ATTEMPTS_MAX + 1])
+def test_attempts_are_bounded(node: TransactionDriver, count: int) -> None:
+    epoch = node.open().epoch
+    many = [attempt(number.to_bytes(16, "big")) for number in range(count)]
+    response = node.response(node.commit(epoch, 0, *many))
+    if count > TRANSACTION_ATTEMPTS_MAX:
+        refused(response, InvalidRequest)
+    else:
+        assert len(node.count().attempts) == count
+
+
+@pytest.mark.parametrize("options", [{"wait": 7}, {"wait": -1}, {"durability": 4}])
+def test_a_bad_option(node: TransactionDriver, options: dict[str, int]) -> None:
+    epoch = node.open().epoch
+    refused(node.response(node.commit(epoch, 0, **options)), InvalidRequest)
+
+
+def test_an_unknown_id(node: TransactionDriver) -> None:
+    refused(node.response(node.commit(1, 0)), UnknownTransactionalId)
+    refused(node.abort(1, 0), UnknownTransactionalId)
+
+
+# --- publishing ---------------------------------------------------------------------------------
+def test_a_publish_is_tried_for_ever_from_50_ms_to_2_s(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 0, wait=1, timeout_ms=600_000)
+    node.count()
+    pauses = []
+    for _ in range(9):
+        _, then = node.publishes.pop()
+        node.end(then, None, NotLeader("x"))
+        pause = 0
+        while not node.publishes:
+            node.advance(1)
+            pause += 1
+        pauses.append(pause)
+    assert pauses == [50, 100, 200, 400, 800, 1_600, 2_000, 2_000, PUBLISH_BACKOFF_MS_MAX]
+    node.published()
+    assert node.response(correlation).is_published
+
+
+def test_a_bug_in_publishing_is_tried_again(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    node.commit(epoch, 0, wait=0)
+    node.count()
+    _, then = node.publishes.pop()
+    then(None, RuntimeError("a bug"), node.now)
+    node.advance(50)
+    assert len(node.publishes) == 1
+
+
+def test_publishes_under_way_are_bounded(
+    node: TransactionDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PUBLISHES_MAX", 1)
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 0, attempt(), attempt(OTHER, partition=1))
+    node.count()
+    node.count()
+    assert [one.partition for one, _ in node.publishes] == [0]
+    node.published()
+    assert [one.partition for one, _ in node.publishes] == [1]
+    node.published()
+    assert node.response(correlation).is_published
+
+
+def test_a_new_coordinator_goes_on_with_what_is_decided(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    node.commit(epoch, 0, wait=0)
+    node.count()
+    node.crash()
+    node.settle()
+    correlation = node.commit(epoch, 0)
+    assert node.response(correlation) is None
+    assert node.published().sequence == 0
+    assert (node.response(correlation).outcome, node.response(correlation).is_published) == (
+        1,
+        True,
+    )
+    node.crash()
+    node.settle()
+    assert not node.publishes
+    assert node.open().last_sequence == 0
+
+
+def test_a_decision_whose_append_is_lost_has_an_unknown_outcome(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 0)
+    request, then = node.counts.pop(0)
+    then(counted(node, request), None, node.now)
+    node.send(Tick())
+    node.flush(OSError(5, "the disk failed"))
+    refused(node.response(correlation), OutcomeUnknown)
+    assert not node.publishes
+
+
+def test_a_stopping_broker_answers_what_waits(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    counting = node.commit(epoch, 1)
+    node.commit(epoch, 0, attempt(OTHER), wait=0)
+    node.counts.append(node.counts.pop(0))
+    node.count()
+    waits = node.commit(epoch, 0, attempt(OTHER), wait=1)
+    assert node.response(waits) is None
+    node.send(Shutdown())
+    while node.syncs:
+        node.flush()
+    assert node.response(waits).error_code in (0, BrokerShuttingDown.code)
+    assert node.response(counting) is None or node.response(counting).error_code
+
+
+# --- ABORT --------------------------------------------------------------------------------------
+def test_an_abort_is_answered_when_it_is_safe(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    request = AbortTransactionRequest(transactional_id="app", epoch=epoch, sequence=0)
+    correlation = node.request(request)
+    assert node.response(correlation) is None
+    node.flush()
+    assert (node.response(correlation).error_code, node.response(correlation).outcome) == (0, 0)
+    assert node.abort(epoch, 0).outcome == 0
+    refused(node.response(node.commit(epoch, 0)), TransactionClosed)
+    assert node.open().epoch == epoch + 2
+
+
+def test_an_abort_of_what_has_committed(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    node.commit(epoch, 0, wait=0)
+    node.count()
+    assert node.abort(epoch, 0).outcome == 1
+    assert node.open().epoch == epoch, "the epoch goes on"
+
+
+def test_force_closes_whatever_is_open(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    assert node.abort(-1, -1, force=True).error_code == 0
+    refused(node.response(node.commit(epoch, 0)), TransactionClosed)
+
+
+# --- RESOLVE_STAGED -----------------------------------------------------------------------------
+def resolve(node: TransactionDriver, *staged: StagedTransaction) -> list[Any]:
+    correlation = node.steps(ResolveStagedRequest(broker_id=0, transactions=list(staged)))
+    node.settle()
+    return list(node.response(correlation).results)
+
+
+def test_resolve_answers_one_by_one(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    node.commit(epoch, 3, wait=0)
+    node.count()
+    found = resolve(
+        node,
+        StagedTransaction("app", epoch, 2),
+        StagedTransaction("app", epoch, 3),
+        StagedTransaction("app", epoch, 4),
+        StagedTransaction("never opened", 5, 0),
+    )
+    assert [one.state for one in found] == [
+        Resolved.DEAD,
+        Resolved.PUBLISHING,
+        Resolved.LIVE,
+        Resolved.DEAD,
+    ]
+    assert [one.error_code for one in found] == [0] * 4
+    assert found[1].digest
+    node.published()
+    assert resolve(node, StagedTransaction("app", epoch, 3))[0].state == Resolved.PUBLISHED
+    assert node.open(tid="never opened").epoch == 7
+
+
+def test_dead_is_answered_behind_its_record(node: TransactionDriver) -> None:
+    request = ResolveStagedRequest(broker_id=0, transactions=[StagedTransaction("unknown", 5, 0)])
+    correlation = node.steps(request)
+    assert node.response(correlation) is None
+    node.flush()
+    assert node.response(correlation).results[0].state == Resolved.DEAD
+
+
+def test_where_the_record_fails_nothing_is_dead(node: TransactionDriver) -> None:
+    request = ResolveStagedRequest(broker_id=0, transactions=[StagedTransaction("unknown", 5, 0)])
+    correlation = node.steps(request)
+    node.flush(OSError(5, "the disk failed"))
+    (result,) = node.response(correlation).results
+    assert (result.state, result.error_code) == (Resolved.LIVE, OutcomeUnknown.code)
+
+
+def test_a_silent_id_is_closed_when_a_staging_leader_asks(node: TransactionDriver) -> None:
+    epoch = node.open(timeout_ms=1_000).epoch
+    node.set_clock(node.mono_us + 999_000)
+    assert resolve(node, StagedTransaction("app", epoch, 0))[0].state == Resolved.LIVE
+    node.open()
+    node.set_clock(node.mono_us + 999_000)
+    assert resolve(node, StagedTransaction("app", epoch, 0))[0].state == Resolved.LIVE
+    node.set_clock(node.mono_us + 1_000)
+    assert resolve(node, StagedTransaction("app", epoch, 0))[0].state == Resolved.DEAD
+    refused(node.response(node.commit(epoch, 0)), TransactionClosed)
+
+
+# --- forgetting ---------------------------------------------------------------------------------
+def test_ids_are_forgotten_after_a_long_silence(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    node.set_clock(node.mono_us + ID_EXPIRY_MS_DEFAULT * 1000 - 10_000_000)
+    node.open(tid="first", instance=b"x")
+    node.advance(5_000)
+    assert "app" in node.machine().applied
+    node.set_clock(node.mono_us + 5_000_000)
+    node.advance(5_000)
+    node.settle()
+    assert "app" not in node.machine().applied
+    assert node.open().epoch == epoch + 1
