@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from quiverlog.addresses import parse_address
 from quiverlog.batch.checksum import crc32c
+from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS, STAGED, TRANSACTIONS
-from quiverlog.errors import ConnectionFailed, QuiverlogError
+from quiverlog.errors import ConnectionFailed, QuiverlogError, error_from_code
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
 from quiverlog.wire.transaction_messages import (
@@ -33,17 +34,12 @@ from quiverlog.wire.transaction_messages import (
 )
 
 from .batches import encode_data
-from .rawclient import RawClient, make_batch
+from .rawclient import SCHEMA, RawClient, Stored, make_batch
 
-__all__ = ["Place", "RawTransactor", "Staged"]
+__all__ = ["RawTransactor", "Staged"]
 
 DEADLINE_S = 60.0
 _PAUSE_S = 0.05
-
-
-class Place(NamedTuple):
-    topic_id: bytes
-    partition: int
 
 
 class Staged(NamedTuple):
@@ -87,8 +83,11 @@ class RawTransactor:
         return self._clients[address]
 
     def _ask(self, address: tuple[str, int], request: m.Request, body: bytes = b"") -> Any:
+        return self._on(address, lambda client: client.ask(request, body))
+
+    def _on(self, address: tuple[str, int], use: Callable[[RawClient], Any]) -> Any:
         try:
-            return self._client(address).ask(request, body)
+            return use(self._client(address))
         except OSError as error:
             client = self._clients.pop(address, None)
             if client is not None:
@@ -120,11 +119,14 @@ class RawTransactor:
     def leader(self, name: str, partition: int) -> int:
         return int(self.topics[name].partitions[partition].leader_id)
 
-    def ask_leader(self, name: str, partition: int, request: m.Request, body: bytes = b"") -> Any:
+    def _address_of(self, name: str, partition: int) -> tuple[str, int]:
         address = self._addresses.get(self.leader(name, partition))
         if address is None:
             raise ConnectionFailed(f"{name}-{partition} has no live leader")
-        return self._ask(address, request, body)
+        return address
+
+    def ask_leader(self, name: str, partition: int, request: m.Request, body: bytes = b"") -> Any:
+        return self._ask(self._address_of(name, partition), request, body)
 
     def coordinator_of(self, tid: str) -> int:
         return crc32c(tid.encode()) % len(self.topics[TRANSACTIONS].partitions)
@@ -233,8 +235,6 @@ class RawTransactor:
         response = self.ask_leader(STAGED, partition, request, batch)
         (result,) = response.partitions
         if result.error_code:
-            from quiverlog.errors import error_from_code
-
             raise error_from_code(result.error_code, result.error_message)
         self._sequences[partition] = base + len(rows)
         first = int(result.base_offset)
@@ -244,23 +244,17 @@ class RawTransactor:
     def read(self, name: str, partition: int) -> list[int]:
         """The ids of all readable rows, in order."""
 
-        def ask() -> list[int]:
-            leader = self._addresses[self.leader(name, partition)]
-            found = self._client(leader).read_all(self.topics[name].topic_id, partition)
-            return [one for stored in found for one in stored.ids]
+        def ask() -> list[Stored]:
+            address = self._address_of(name, partition)
+            topic_id = self.topics[name].topic_id
+            return self._on(address, lambda client: [*client.read_all(topic_id, partition)])
 
-        ids: list[int] = self._again(ask)
-        return ids
+        return [one for stored in self._again(ask) for one in stored.ids]
 
-    def read_topic(self, name: str) -> Iterator[list[int]]:
-        for partition in range(len(self.topics[name].partitions)):
-            yield self.read(name, partition)
+    def read_topic(self, name: str) -> list[list[int]]:
+        return [self.read(name, p) for p in range(len(self.topics[name].partitions))]
 
     def create(self, name: str, partitions: int, replication_factor: int) -> None:
-        from quiverlog.batch.schema import serialize_schema
-
-        from .rawclient import SCHEMA
-
         topic = m.NewTopic(name, serialize_schema(SCHEMA), partitions, replication_factor)
         found = self._again(
             lambda: self._ask(

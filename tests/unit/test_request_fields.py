@@ -36,6 +36,8 @@ from quiverlog.wire.registry import APIS
 from quiverlog.wire.transaction_messages import (
     AbortTransactionRequest,
     CommitTransactionRequest,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
     OpenTransactionRequest,
     ResolveStagedRequest,
     StagedTransaction,
@@ -169,6 +171,8 @@ OF_COORDINATORS: Final = (
     OpenTransactionRequest,
     CommitTransactionRequest,
     AbortTransactionRequest,
+    ListTransactionsRequest,
+    DescribeTransactionsRequest,
     ResolveStagedRequest,
 )
 """Asked of a node that has coordinators, below."""
@@ -212,6 +216,8 @@ def test_coordinators_read_every_field(tmp_path: Path, monkeypatch: pytest.Monke
     node.commit(epoch, 0)
     node.count()
     assert node.abort(epoch, 0).outcome == 1
+    node.call(ListTransactionsRequest(states=[0]))
+    node.call(DescribeTransactionsRequest(ids=["app"]))
     node.steps(ResolveStagedRequest(transactions=[StagedTransaction("app", epoch, 0, True)]))
     # Groups will read what a commit of theirs names; the door reads whose request it is.
     unread = {("TransactionOffsets", "group"), ("ResolveStagedRequest", "broker_id")}

@@ -82,8 +82,6 @@ HANDLERS: Final[dict[type[m.Request], Callable[[Broker, RequestReceived, Now], N
 """Answered, or set to wait, in the call that brings them."""
 
 WITHOUT_HANDLER: Final[tuple[type[m.Request], ...]] = (
-    ListTransactionsRequest,
-    DescribeTransactionsRequest,
     ForwardRequest,
     CountStagedRequest,
     PublishRequest,
@@ -120,6 +118,8 @@ STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = 
     OpenTransactionRequest: transactions.handle_open_transaction,
     CommitTransactionRequest: transactions.handle_commit_transaction,
     AbortTransactionRequest: transactions.handle_abort_transaction,
+    ListTransactionsRequest: transactions.handle_list_transactions,
+    DescribeTransactionsRequest: transactions.handle_describe_transactions,
     ResolveStagedRequest: transactions.handle_resolve_staged,
     **dict.fromkeys(WITHOUT_HANDLER, _refuse),
 }

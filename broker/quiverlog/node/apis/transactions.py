@@ -1,35 +1,57 @@
-"""OPEN, COMMIT and ABORT_TRANSACTION of clients, and what brokers ask each other about them."""
+"""OPEN, COMMIT and ABORT_TRANSACTION of clients, and what people and brokers ask about them.
+
+LIST and DESCRIBE show what is safe, each broker what it coordinates.
+"""
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Generator
+from itertools import islice
 from typing import Final
 
 from quiverlog.core.controller.features import TRANSACTIONS_LEVEL, check_finalised
-from quiverlog.core.controller.internal_topics import TRANSACTIONS
+from quiverlog.core.controller.internal_topics import STAGED, TRANSACTIONS
 from quiverlog.core.transactions.coordinator import Resolving
-from quiverlog.errors import CoordinatorNotReady, QuiverlogError
+from quiverlog.errors import CoordinatorNotReady, InvalidRequest, QuiverlogError
+from quiverlog.limits import CONFIGS_PER_REQUEST_MAX
 from quiverlog.node.apis.topics import make_internal_topics
 from quiverlog.node.broker import Broker
 from quiverlog.node.controller.not_controller import check_is_controller
 from quiverlog.node.runtime.jobs import Starter
-from quiverlog.node.runtime.tasks import Call, Steps
+from quiverlog.node.runtime.tasks import Call, Steps, Wait
+from quiverlog.node.transactions.coordinators import Shown
 from quiverlog.wire.transaction_messages import (
     AbortTransactionRequest,
     CommitTransactionRequest,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
     OpenTransactionRequest,
+    PublishWait,
     ResolvedTransaction,
     ResolveStagedRequest,
     ResolveStagedResponse,
+    TransactionDescription,
+    TransactionListing,
+    TransactionState,
 )
 
 __all__ = [
     "handle_abort_transaction",
     "handle_commit_transaction",
+    "handle_describe_transactions",
+    "handle_list_transactions",
     "handle_open_transaction",
     "handle_resolve_staged",
 ]
 
 _RESOLVED_PER_STEP: Final = 64
+_SHOWN_PER_STEP: Final = 64
+_LOOKS_PER_STEP: Final = 2_000
+_PAGE_IDS: Final = 500
+"""At most some 2 MiB: an id and its client's name have up to 4 bytes a character."""
 
 
 def handle_open_transaction(broker: Broker, call: Call) -> Steps:
@@ -89,3 +111,111 @@ def handle_resolve_staged(broker: Broker, call: Call) -> Steps:
         else:
             result.state, result.digest = int(resolving.standing), resolving.digest
     return ResolveStagedResponse(results=results)
+
+
+# --- LIST_TRANSACTIONS, DESCRIBE_TRANSACTIONS ---------------------------------------------------
+def handle_list_transactions(broker: Broker, call: Call) -> Steps:
+    request = call.request
+    assert isinstance(request, ListTransactionsRequest)
+    wanted = None if request.states is None else set(request.states)
+    if unknown := (wanted or set()) - set(TransactionState):
+        raise InvalidRequest(f"there is no state {min(unknown)} of a transaction.")
+    found: list[TransactionListing] = []
+    ids, next_id = yield from _page(broker, request.first_id)
+    for number, tid in enumerate(ids, 1):
+        shown = broker.coordinators.shown(tid, call.now)
+        if shown is not None:
+            listing = _listing(tid, shown)
+            if wanted is None or listing.state in wanted:
+                found.append(listing)
+        if number % _SHOWN_PER_STEP == 0:
+            yield None
+    return ListTransactionsResponse(
+        node_id=broker.config.node_id, transactions=found, next_id=next_id
+    )
+
+
+def handle_describe_transactions(broker: Broker, call: Call) -> Steps:
+    request = call.request
+    assert isinstance(request, DescribeTransactionsRequest)
+    ids, next_id = yield from _page(broker, request.first_id, request.ids)
+    found: list[TransactionDescription] = []
+    for number, tid in enumerate(ids, 1):
+        shown = broker.coordinators.shown(tid, call.now)
+        if shown is not None:
+            found.append(
+                TransactionDescription(
+                    tid,
+                    _listing(tid, shown),
+                    shown.state.timeout_ms,
+                    shown.state.single_use,
+                    waits=_waits(broker, shown),
+                )
+            )
+        if number % _SHOWN_PER_STEP == 0:
+            yield None
+    return DescribeTransactionsResponse(
+        node_id=broker.config.node_id, transactions=found, next_id=next_id
+    )
+
+
+def _page(
+    broker: Broker, first_id: str, asked: list[str] | None = None
+) -> Generator[Wait, object, tuple[list[str], str]]:
+    """Return ids in order, from `first_id` on, and the first of the next page."""
+    held = (
+        [asked] if asked is not None else [one.applied for one in broker.coordinators.coordinated()]
+    )
+    found: set[str] = set()
+    for ids in held:
+        # A copy of the keys: ids come and go between the steps.
+        left = iter(list(ids))
+        while some := list(islice(left, _LOOKS_PER_STEP)):
+            found.update(one for one in some if one >= first_id)
+            found = set(heapq.nsmallest(_PAGE_IDS + 1, found))
+            yield None
+    page = sorted(found)
+    return page[:_PAGE_IDS], page[_PAGE_IDS] if len(page) > _PAGE_IDS else ""
+
+
+def _listing(tid: str, shown: Shown) -> TransactionListing:
+    state, last = shown.state, shown.state.last
+    if shown.is_deciding:
+        found = TransactionState.DECIDING
+    elif state.publishing is not None:
+        found = TransactionState.PUBLISHING
+    elif state.closed is not None:
+        found = TransactionState.CLOSED
+    else:
+        found = TransactionState.OPEN
+    return TransactionListing(
+        tid,
+        int(found),
+        state.epoch,
+        state.instance,
+        state.client_id,
+        state.last_sequence,
+        0 if last is None else last.committed_us,
+        shown.silent_ms,
+    )
+
+
+def _waits(broker: Broker, shown: Shown) -> list[PublishWait]:
+    committed = shown.state.publishing
+    topic = broker.view.image.topics.get(STAGED)
+    if committed is None or topic is None:
+        return []
+    why = shown.why
+    return [
+        PublishWait(
+            STAGED,
+            topic.topic_id,
+            part.staged_partition,
+            0 if why is None else why.code,
+            "" if why is None else why.message,
+            committed.now_us,
+            part.row_count,
+        )
+        for part in committed.parts
+        if part.staged_partition in shown.parts
+    ][:CONFIGS_PER_REQUEST_MAX]

@@ -9,7 +9,7 @@ Invariant: an answer is sent when everything that it rests on is safe.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -27,6 +27,7 @@ from quiverlog.core.transactions.records import (
     Last,
     Part,
     Record,
+    SnapshotState,
     decode_row,
     digest_of,
     encode_row,
@@ -64,7 +65,7 @@ from quiverlog.wire.transaction_messages import (
     StagedTransaction,
 )
 
-__all__ = ["Coordinators", "TransactionsKind"]
+__all__ = ["Coordinators", "Shown", "TransactionsKind"]
 
 PUBLISHES_MAX: Final = 192
 """PUBLISH requests under way: fewer than may wait for one peer."""
@@ -159,10 +160,20 @@ class _Counts(NamedTuple):
     attempts: list[CountedAttempt]
 
 
+class Shown(NamedTuple):
+    """An id for a person who asks. `parts`: staging partitions that have not published yet."""
+
+    state: SnapshotState
+    silent_ms: int
+    is_deciding: bool
+    parts: tuple[int, ...]
+    why: QuiverlogError | None
+
+
 class Coordinators:
     __slots__ = (
-        "_hosting", "_later", "_number", "_outbox", "_publishing", "_ready", "_serving",
-        "_sweep_us", "_under_way", "_view", "leaders",
+        "_deciding", "_hosting", "_later", "_number", "_outbox", "_publishing", "_ready",
+        "_serving", "_sweep_us", "_under_way", "_view", "leaders",
     )  # fmt: skip
 
     def __init__(
@@ -175,6 +186,8 @@ class Coordinators:
         self._outbox = outbox
         self._serving: dict[Hosted, Coordinator] = {}
         self._publishing: dict[_Key, _Publishing] = {}
+        # Ids whose staged rows are being counted, and how many requests have it done.
+        self._deciding: Counter[str] = Counter()
         # Parts that are to be asked now, and what is due later, by time.
         self._ready: deque[tuple[_Publishing, int]] = deque()
         self._under_way = 0
@@ -287,7 +300,6 @@ class Coordinators:
         while True:
             hosted, machine = self._ask(tid)
             standing = machine.check_commit(tid, request.epoch, request.sequence, digest)
-            machine.sign_of_life(tid, call.now)
             if standing.kind is Standings.COMMITTED_BEFORE:
                 assert standing.last is not None
                 yield _recorded(hosted, machine, tid, [], call.now)
@@ -303,7 +315,12 @@ class Coordinators:
                 else:
                     yield self._published(hosted, tid, deadline_us, call.now)
                 continue
-            level = yield from self._count(call, hosted, counts, deadline_us)
+            self._deciding[tid] += 1
+            try:
+                level = yield from self._count(call, hosted, counts, deadline_us)
+            finally:
+                self._deciding[tid] -= 1
+                self._deciding += Counter()  # Without zeros.
             # What was counted is of the past: look at all again, and decide in the same turn.
             if not hosted.is_serving or hosted.machine is not machine:
                 continue
@@ -577,6 +594,29 @@ class Coordinators:
         if not publishing.is_over:
             del self._publishing[publishing.hosted, publishing.tid]
             publishing.end(True, now)
+
+    # --- looking -------------------------------------------------------------------------------
+    def coordinated(self) -> list[Coordinator]:
+        return list(self._serving.values())
+
+    def shown(self, tid: str, now: Now) -> Shown | None:
+        """Return what the coordinator here has of an id; None: it is not known here."""
+        try:
+            hosted = self.find(tid)
+        except QuiverlogError:
+            return None
+        machine = self._serving.get(hosted)
+        state = None if machine is None else machine.applied.get(tid)
+        if machine is None or state is None:
+            return None
+        publishing = self._publishing.get((hosted, tid))
+        return Shown(
+            state,
+            machine.silent_us(tid, now) // 1000,
+            tid in self._deciding,
+            () if publishing is None else tuple(publishing.parts),
+            None if publishing is None else publishing.why,
+        )
 
     # --- RESOLVE_STAGED ------------------------------------------------------------------------
     def resolve(self, one: StagedTransaction, now: Now) -> tuple[Resolving, Starter]:

@@ -28,6 +28,7 @@ from quiverlog.errors import (
     UnknownTransactionalId,
 )
 from quiverlog.limits import TRANSACTION_ATTEMPTS_MAX
+from quiverlog.node.apis import transactions as handlers
 from quiverlog.node.runtime.events import Shutdown, Tick
 from quiverlog.node.transactions import coordinators as module
 from quiverlog.node.transactions.coordinators import PUBLISH_BACKOFF_MS_MAX
@@ -39,9 +40,12 @@ from quiverlog.wire.transaction_messages import (
     CommittedPart,
     CountedTarget,
     CountStagedResponse,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
     OpenTransactionRequest,
     ResolveStagedRequest,
     StagedTransaction,
+    TransactionState,
 )
 from tests.support.node import NodeDriver
 from tests.support.transactions import ATTEMPT, OTHER, TransactionDriver, attempt
@@ -536,3 +540,82 @@ def test_ids_are_forgotten_after_a_long_silence(node: TransactionDriver) -> None
     node.settle()
     assert "app" not in node.machine().applied
     assert node.open().epoch == epoch + 1
+
+
+# --- LIST, DESCRIBE -----------------------------------------------------------------------------
+def listed(node: TransactionDriver, *states: TransactionState) -> dict[str, int]:
+    wanted = [int(one) for one in states] or None
+    response, _ = node.call(ListTransactionsRequest(states=wanted))
+    assert (response.error_code, response.node_id, response.next_id) == (0, 0, "")
+    return {one.transactional_id: one.state for one in response.transactions}
+
+
+def test_the_states_of_ids(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    node.open(tid="other")
+    node.open(tid="closed")
+    node.done(AbortTransactionRequest(transactional_id="closed", force=True))
+    others = {
+        "closed": TransactionState.CLOSED,
+        "other": TransactionState.OPEN,
+    }
+    assert listed(node) == {"app": TransactionState.OPEN, **others}
+    node.commit(epoch, 7, wait=0)
+    assert listed(node) == {"app": TransactionState.DECIDING, **others}
+    node.count()
+    assert listed(node) == {"app": TransactionState.PUBLISHING, **others}
+    assert listed(node, TransactionState.PUBLISHING) == {"app": TransactionState.PUBLISHING}
+    assert list(listed(node, TransactionState.OPEN)) == ["other"]
+    node.published()
+    assert listed(node) == {"app": TransactionState.OPEN, **others}
+
+
+def test_a_state_that_does_not_exist(node: TransactionDriver) -> None:
+    refused(node.call(ListTransactionsRequest(states=[0, 4]))[0], InvalidRequest)
+
+
+def test_a_listing_has_what_the_coordinator_has(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    node.commit(epoch, 7)
+    node.count()
+    node.published()
+    node.set_clock(node.mono_us + 3_000_000)
+    (one,) = node.call(ListTransactionsRequest(first_id="a"))[0].transactions[:1]
+    assert (one.transactional_id, one.epoch, one.instance) == ("app", epoch, b"one")
+    assert (one.client_id, one.last_sequence, one.silent_ms) == ("test-1", 7, 3_000)
+    assert one.last_committed_us == node.wall_us - 3_000_000
+
+
+def test_lists_come_in_pages(node: TransactionDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "_PAGE_IDS", 2)
+    monkeypatch.setattr(handlers, "_LOOKS_PER_STEP", 1)
+    for tid in "edcba":
+        node.open(tid=tid)
+    pages, first = [], ""
+    while True:
+        response = node.done(ListTransactionsRequest(first_id=first))
+        pages.append([one.transactional_id for one in response.transactions])
+        if not response.next_id:
+            break
+        first = response.next_id
+    assert pages == [["a", "b"], ["c", "d"], ["e"]]
+
+
+def test_describe_names_what_a_publish_waits_for(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    node.commit(epoch, 7, attempt(), attempt(OTHER, partition=1), wait=0)
+    node.count()
+    node.count()
+    node.published()
+    _, then = node.publishes.pop()
+    node.end(then, None, NotLeader("elsewhere"))
+    response = node.done(DescribeTransactionsRequest(ids=["app", "unknown"]))
+    (one,) = response.transactions
+    assert (one.transactional_id, one.timeout_ms, one.single_use) == ("app", 900_000, False)
+    assert one.listing.state == TransactionState.PUBLISHING
+    (wait,) = one.waits
+    assert (wait.name, wait.partition, wait.row_count) == (STAGED, 1, 5)
+    assert (wait.reason, wait.reason_text) == (NotLeader.code, "elsewhere")
+    assert wait.since_us == node.wall_us
+    everything = node.done(DescribeTransactionsRequest())
+    assert [one.transactional_id for one in everything.transactions] == ["app"]
