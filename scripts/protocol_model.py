@@ -317,6 +317,7 @@ MEANINGS: Final[dict[str, str]] = {
     "index_term": "term of the entry at `index`",
     "installed": "the log begins at the snapshot",
     "is_behind": "the broker has not reached the controller for a session: ask another one too",
+    "cluster_number": "number of the cluster in new producer ids, from 1 to 32767; 0: it has none",
     "is_caught_up": "the broker has applied its registration, and its last fencing if any",
     "is_fenced": "it leads nothing, and counts as a copy of nothing",
     "is_internal": "belongs to quiverlog itself",

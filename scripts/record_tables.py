@@ -117,8 +117,8 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
     ),
     "RemoveTopicRecord": ("topic removed", {"topic_id": "topic id"}),
     "ProducerIdBlockRecord": (
-        "producer ids below this may have been given out",
-        {"next_producer_id": "next producer id"},
+        "producer ids with a counter (the lowest 47 bits) below this may have been given out",
+        {"next_producer_id": "next counter"},
     ),
     "ProducerEpochRecord": (
         "epochs of this producer up to this one were given out",
@@ -146,6 +146,10 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
     "UnregisterBrokerRecord": (
         "the broker that was registered under this epoch is removed",
         {"node_id": "node id", "broker_epoch": "broker epoch"},
+    ),
+    "ClusterNumberRecord": (
+        "the cluster's number, in the upper bits of producer ids given out from here on",
+        {"number": "1 + CRC-32C of the cluster id modulo 32,767"},
     ),
 }
 

@@ -164,6 +164,7 @@ def metadata_records() -> list[dict[str, Any]]:
         r.FeatureLevelRecord(2),
         r.TopicChangeRecord(TOPIC_ID, 3),
         r.UnregisterBrokerRecord(0, 40),
+        r.ClusterNumberRecord(12_345),
     ]
     assert [type(one) for one in samples] == record_types(), "a vector for every record"
     return [

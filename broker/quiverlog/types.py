@@ -6,11 +6,13 @@ import enum
 from typing import NamedTuple
 
 __all__ = [
+    "CLUSTER_NUMBERS_END",
     "EARLIEST",
     "LATEST",
     "NO_EPOCH",
     "NO_PRODUCER_ID",
     "NO_SEQUENCE",
+    "PRODUCER_COUNTERS_END",
     "PRODUCER_IDS_END",
     "PUBLISH_COUNTERS_END",
     "PUBLISH_LEADER_EPOCHS_END",
@@ -35,8 +37,11 @@ NO_EPOCH = -1
 NO_PRODUCER_ID = -1
 """The producer id of a batch whose producer is not idempotent."""
 
-PRODUCER_IDS_END = 2**62
-"""INIT_PRODUCER_ID assigns ids below; those from here on name publishes (`PublishId`)."""
+CLUSTER_NUMBERS_END = 2**15
+PRODUCER_COUNTERS_END = 2**47
+PRODUCER_IDS_END = CLUSTER_NUMBERS_END * PRODUCER_COUNTERS_END
+"""A producer id is a cluster's number, 0 in those from before there were any, and a counter.
+INIT_PRODUCER_ID assigns ids below; those from here on name publishes (`PublishId`)."""
 
 STAGED_PARTITIONS_END = 2**10
 PUBLISH_LEADER_EPOCHS_END = 2**20

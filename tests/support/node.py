@@ -44,7 +44,7 @@ from quiverlog.node.runtime.events import (
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.storage.disk.posix import PosixDisk
-from quiverlog.types import Now
+from quiverlog.types import PRODUCER_COUNTERS_END, Now
 from quiverlog.wire import messages as m
 from scripts.protocol_model import ENTRY_ERRORS, REQUEST_ERRORS
 
@@ -327,7 +327,7 @@ class NodeDriver:
     def give_out(self, producer_id: int, epoch: int) -> None:
         """Ask for producer ids until this one was given out, and for its epochs."""
         ids = self.node.broker.producer_ids
-        while producer_id >= ids.next:
+        while producer_id >= 0 and producer_id % PRODUCER_COUNTERS_END >= ids.next:
             self.call(m.InitProducerIdRequest())
         while producer_id >= 0 and ids.assigned_epoch(producer_id) < epoch:
             newest = ids.newest_epoch(producer_id)

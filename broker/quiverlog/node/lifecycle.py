@@ -194,7 +194,7 @@ def _start_in(
         )
     ]
     image = broker.metadata.image
-    records += first_level(config, image)
+    records += first_level(config, image, directory.cluster_id)
     if not directory.clean:
         # Rows may be lost: new leader epochs show it to readers, or other replicas lead.
         records.extend(restarted_alone(image, config.node_id))

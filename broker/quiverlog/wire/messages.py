@@ -190,6 +190,7 @@ class MetadataResponse(Response, array_like=True, gc=False):
     topics: PerTopic[TopicMetadata] = []
     next_name: str = ""
     is_behind: bool = False
+    cluster_number: Int32 = 0
 
 
 # --- PRODUCE: body = the partitions' batches, one after the other, in the order of `partitions` --

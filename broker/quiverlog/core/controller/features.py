@@ -12,9 +12,15 @@ from typing import Final
 
 from quiverlog.batch.checksum import crc32c
 from quiverlog.core.controller.image import Image
-from quiverlog.core.controller.records import BrokerRecord, FeatureLevelRecord, Record
+from quiverlog.core.controller.records import (
+    BrokerRecord,
+    ClusterNumberRecord,
+    FeatureLevelRecord,
+    Record,
+)
 from quiverlog.errors import FeatureNotFinalised, InvalidFeatureLevel, UnsupportedFeatureLevel
 from quiverlog.limits import FEATURE_LEVEL_MAX, FEATURE_LEVEL_MIN
+from quiverlog.types import CLUSTER_NUMBERS_END
 
 __all__ = [
     "LEVELS",
@@ -23,6 +29,7 @@ __all__ = [
     "check_supports",
     "cluster_number",
     "finalise",
+    "level_records",
 ]
 
 LEVELS: Final = {
@@ -56,7 +63,7 @@ def check_supports(image: Image, newcomer: BrokerRecord) -> None:
         )
 
 
-def finalise(image: Image, level: int) -> list[Record]:
+def finalise(image: Image, level: int, cluster_id: str) -> list[Record]:
     if level < image.feature_level:
         raise InvalidFeatureLevel(
             f"the cluster has feature level {image.feature_level} and does not go back to {level}:"
@@ -75,12 +82,21 @@ def finalise(image: Image, level: int) -> list[Record]:
             f"{n} (up to {image.brokers[n].feature_level_max})" for n in behind[:_NAMED_MAX]
         )
         raise InvalidFeatureLevel(f"not every broker supports level {level}: {unsupporting}.")
-    return [FeatureLevelRecord(level)]
+    return level_records(image, level, cluster_id)
 
 
 _NAMED_MAX: Final = 10
 
 
+def level_records(image: Image, level: int, cluster_id: str) -> list[Record]:
+    """Return the records that raise the level, with what each level in between begins with."""
+    assert level > image.feature_level
+    records: list[Record] = [FeatureLevelRecord(level)]
+    if level >= TRANSACTIONS_LEVEL and not image.cluster_number:
+        records.append(ClusterNumberRecord(cluster_number(cluster_id)))
+    return records
+
+
 def cluster_number(cluster_id: str) -> int:
     """Return a number from 1 to 2**15 - 1, by which ids of one cluster differ from another's."""
-    return 1 + crc32c(cluster_id.encode()) % (2**15 - 1)
+    return 1 + crc32c(cluster_id.encode()) % (CLUSTER_NUMBERS_END - 1)

@@ -27,6 +27,7 @@ from quiverlog.core.controller.records import (
     BrokerChangeRecord,
     BrokerConfigRecord,
     BrokerRecord,
+    ClusterNumberRecord,
     ConfigRecord,
     FeatureLevelRecord,
     PartitionChangeRecord,
@@ -62,6 +63,7 @@ class Image:
     __slots__ = (
         "broker_configs",
         "brokers",
+        "cluster_number",
         "defaults",
         "feature_level",
         "frozen",
@@ -84,6 +86,7 @@ class Image:
         self.frozen = False
         self.version = 0
         self.feature_level = FEATURE_LEVEL_MIN
+        self.cluster_number = 0  # None yet, as in producer ids from before there were any.
         self.topics: dict[str, TopicImage] = {}
         self.topics_by_id: dict[bytes, TopicImage] = {}
         # By node id. UNKNOWN_BROKER_EPOCH: the registration is not committed yet (`decided`).
@@ -117,6 +120,7 @@ class Image:
                 self.topics[theirs.name] = self.topics_by_id[topic_id] = theirs.copy()
         self.version = source.version
         self.feature_level = source.feature_level
+        self.cluster_number = source.cluster_number
         self.brokers = dict(source.brokers)
         self.broker_configs = source.broker_configs
         self._refresh_defaults()
@@ -214,6 +218,9 @@ class Image:
             case FeatureLevelRecord():
                 assert record.level > self.feature_level, "no level is taken back"
                 self.feature_level = record.level
+            case ClusterNumberRecord():
+                assert self.cluster_number in (0, record.number), "a number stays"
+                self.cluster_number = record.number
             case UnregisterBrokerRecord():
                 self._remove_broker(record)
             case SnapshotRecord():
@@ -339,6 +346,8 @@ class Image:
         records.extend(self.brokers.values())
         if self.feature_level != FEATURE_LEVEL_MIN:
             records.append(FeatureLevelRecord(self.feature_level))
+        if self.cluster_number:
+            records.append(ClusterNumberRecord(self.cluster_number))
         records.extend(
             BrokerConfigRecord(node_id, key, value)
             for node_id, configs in self.broker_configs.items()

@@ -24,6 +24,7 @@ __all__ = [
     "BrokerChangeRecord",
     "BrokerConfigRecord",
     "BrokerRecord",
+    "ClusterNumberRecord",
     "ConfigRecord",
     "FeatureLevelRecord",
     "PartitionChangeRecord",
@@ -178,7 +179,7 @@ class RemoveTopicRecord(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class ProducerIdBlockRecord(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """Producer ids below may have been assigned."""
+    """Producer ids whose counter is below may have been assigned."""
 
     next_producer_id: int
 
@@ -221,6 +222,12 @@ class UnregisterBrokerRecord(msgspec.Struct, frozen=True, array_like=True, tag=1
     broker_epoch: int
 
 
+class ClusterNumberRecord(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """New producer ids carry this number, so that other clusters have none of them."""
+
+    number: int
+
+
 Record = (
     SnapshotRecord
     | BrokerRecord
@@ -237,6 +244,7 @@ Record = (
     | FeatureLevelRecord
     | TopicChangeRecord
     | UnregisterBrokerRecord
+    | ClusterNumberRecord
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -254,7 +262,7 @@ def topic_of(record: Record) -> bytes | None:
             return None
         case ProducerIdBlockRecord() | ProducerEpochRecord() | BrokerConfigRecord():
             return None
-        case FeatureLevelRecord():
+        case FeatureLevelRecord() | ClusterNumberRecord():
             return None
     return record.topic_id
 

@@ -14,13 +14,12 @@ from quiverlog.broker_keys import CONFIG_KEYS
 from quiverlog.core.controller import decommissioning
 from quiverlog.core.controller.broker_configs import alter_configs, why_unknown
 from quiverlog.core.controller.elections import unclean_leader
-from quiverlog.core.controller.features import finalise
+from quiverlog.core.controller.features import finalise, level_records
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.leaders import preferred_leader
 from quiverlog.core.controller.reassignment import cancel, reassign
 from quiverlog.core.controller.records import (
     BrokerChangeRecord,
-    FeatureLevelRecord,
     PartitionChangeRecord,
     Record,
 )
@@ -473,11 +472,11 @@ def handle_update_features(broker: Broker, call: Call) -> Steps:
 
 
 def _features_decide(broker: Broker, level: int) -> list[Record]:
-    return finalise(broker.metadata.pending, level)
+    return finalise(broker.metadata.pending, level, broker.directory.cluster_id)
 
 
-def first_level(config: NodeConfig, image: Image) -> list[Record]:
-    """Return the record with which a single broker begins a new cluster above level 1."""
+def first_level(config: NodeConfig, image: Image, cluster_id: str) -> list[Record]:
+    """Return the records with which a single broker begins a new cluster above level 1."""
     level_max = config.feature_level_max
     assert level_max >= FEATURE_LEVEL_MIN
     if image.feature_level > level_max:
@@ -486,7 +485,9 @@ def first_level(config: NodeConfig, image: Image) -> list[Record]:
             f" {FEATURE_LEVEL_MIN} to {level_max}."
         )
     is_new = not image.brokers and not image.topics
-    return [FeatureLevelRecord(level_max)] if is_new and level_max > image.feature_level else []
+    if not is_new or level_max == image.feature_level:
+        return []
+    return level_records(image, level_max, cluster_id)
 
 
 # ALTER_CONFIGS and DESCRIBE_CONFIGS

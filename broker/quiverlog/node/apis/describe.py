@@ -79,6 +79,7 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
         topics=topics,
         next_name=next_name,
         is_behind=broker.leader_lease.is_over,
+        cluster_number=metadata.image.cluster_number,
     )
 
 

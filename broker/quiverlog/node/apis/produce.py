@@ -407,7 +407,7 @@ def _check_producer(
         )
     ids = broker.producer_ids
     epoch = header.producer_epoch
-    if producer_id >= ids.next and not ids.may_be_assigned(producer_id):
+    if not ids.may_be_assigned(producer_id):
         if ids.may_be_new_elsewhere(producer_id, epoch, now):
             raise ThrottledBroker(
                 f"producer id {producer_id} is not in this broker's metadata yet: try again."

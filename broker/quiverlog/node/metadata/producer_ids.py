@@ -3,6 +3,9 @@
 Blocks of ids and epochs are decisions: durable before a client gets one. What is left of a block
 after a restart counts as assigned, and so does every block of another broker: only that one has
 its assigned ids.
+
+An id is the number of the cluster and a counter that goes on where ids without a number ended: of
+both kinds, those with a counter that was assigned are valid.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from quiverlog.core.controller.records import ProducerIdBlockRecord
 from quiverlog.core.controller.topics import PRODUCER_ID_BLOCK
 from quiverlog.limits import PRODUCERS_UNSEEN_MAX, PRODUCERS_UNSEEN_MS_MAX
 from quiverlog.node.metadata.metadata import Metadata
-from quiverlog.types import Now
+from quiverlog.types import PRODUCER_COUNTERS_END, Now
 
 __all__ = ["ProducerIds"]
 
@@ -21,7 +24,7 @@ _UNSEEN_US_MAX = PRODUCERS_UNSEEN_MS_MAX * 1_000
 
 
 class ProducerIds:
-    """`next`: the lowest id of this broker's block that is not assigned.
+    """`next`: the lowest counter of this broker's block that is not assigned.
 
     Args:
         known_us: returns the time up to which decisions are applied here.
@@ -56,13 +59,17 @@ class ProducerIds:
 
     def take(self) -> int:
         assert not self.exhausted
+        assert self.next < PRODUCER_COUNTERS_END
         self.next += 1
-        return self.next - 1
+        return self._metadata.image.cluster_number * PRODUCER_COUNTERS_END + self.next - 1
 
     def may_be_assigned(self, producer_id: int) -> bool:
         """False: by the metadata here, the id was not assigned."""
-        is_ours_to_assign = self.next <= producer_id < self._end
-        return producer_id < self._metadata.image.next_producer_id and not is_ours_to_assign
+        image = self._metadata.image
+        number, counter = divmod(producer_id, PRODUCER_COUNTERS_END)
+        is_ours_to_assign = self.next <= counter < self._end
+        is_below = counter < image.next_producer_id and not is_ours_to_assign
+        return is_below and number in (0, image.cluster_number)
 
     def may_be_new_elsewhere(self, producer_id: int, epoch: int, now: Now) -> bool:
         """True: an id or epoch that is missing here may have been assigned a moment ago."""

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from quiverlog.batch.checksum import crc32c
 from quiverlog.core.controller import features
-from quiverlog.core.controller.features import check_finalised
+from quiverlog.core.controller.features import check_finalised, cluster_number
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import FeatureLevelRecord, decode_entry, encode_entry
 from quiverlog.errors import (
@@ -83,6 +84,54 @@ def test_a_new_cluster_has_the_newest_level(tmp_path: Path) -> None:
         (1, 1, NEW),
         (2, 1, NEW),
     ]
+
+
+def test_the_cluster_gets_a_number_with_level_2(tmp_path: Path) -> None:
+    world = World(tmp_path, 1, OLD)
+    ids = [world.ask(m.InitProducerIdRequest(), m.InitProducerIdResponse).producer_id]
+    assert world.ask(m.MetadataRequest(), m.MetadataResponse, by=2).cluster_number == 0
+    world.members.by_id[1].restart(feature_level_max=OLD)
+    world.members.run_until(lambda: all(map(world.is_live, (1, 2))))
+    world.members.by_id[1].call(m.HelloRequest())
+    assert world.finalise(2).level == 2
+    directory = world.members.by_id[1].node.broker.directory
+    number = 1 + crc32c(directory.cluster_id.encode()) % 32_767
+    images = [world.members.by_id[n].node.broker.metadata for n in (1, 2)]
+    world.members.run_until(lambda: all(one.image.cluster_number == number for one in images))
+    for by in (1, 2):
+        found = world.ask(m.MetadataRequest(), m.MetadataResponse, by=by)
+        assert found.cluster_number == number
+    ids += [world.ask(m.InitProducerIdRequest(), m.InitProducerIdResponse).producer_id]
+    assert (ids[0] >> 47, ids[1] >> 47) == (0, number)
+    assert ids[1] % 2**47 > ids[0], "the counter goes on"
+    may_be_assigned = world.members.by_id[2].node.broker.producer_ids.may_be_assigned
+    world.members.run_until(lambda: may_be_assigned(ids[1]))
+    assert may_be_assigned(ids[0])
+    other = number % 32_767 + 1
+    assert not may_be_assigned(ids[1] + (other - number << 47)), "of another cluster"
+    block_end = images[0].image.next_producer_id
+    assert not may_be_assigned((number << 47) + block_end)
+    assert not may_be_assigned(block_end)
+
+
+def test_a_new_cluster_has_a_number_from_the_beginning_and_keeps_it(tmp_path: Path) -> None:
+    world = World(tmp_path, NEW)
+    one = world.members.by_id[1]
+    number = one.node.broker.metadata.image.cluster_number
+    assert number == cluster_number(one.node.broker.directory.cluster_id)
+    one.restart()
+    assert one.node.broker.metadata.image.cluster_number == number
+    again = Image({})
+    again.replay_entry(one.node.broker.metadata.image.snapshot_records(), version=3)
+    assert again.cluster_number == number
+
+
+@pytest.mark.parametrize(
+    ("cluster_id", "number"), [("", 1), ("123456789", 1 + 0xE3069283 % 32_767)]
+)
+def test_a_cluster_number_follows_from_the_cluster_id(cluster_id: str, number: int) -> None:
+    """The check value of CRC-32C is 0xE3069283."""
+    assert cluster_number(cluster_id) == number
 
 
 def test_one_old_broker_beside_newer_ones_then_finalised(tmp_path: Path) -> None:
