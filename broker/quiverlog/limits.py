@@ -284,6 +284,23 @@ TRANSACTION_TARGETS_MAX: Final = 100_000
 FORWARD_ENTRIES_MAX: Final = 1_000
 RESOLVE_STAGED_ENTRIES_MAX: Final = 1_000
 
+# --- forwarding of committed rows -------------------------------------------------------------
+FORWARD_PIECE_BYTES: Final = 4 * MIB
+"""Of one partition's rows under way at once; a larger batch goes alone."""
+FORWARD_BYTES_MAX: Final = 32 * MIB
+"""Of a broker's committed rows on their way to their partitions."""
+FORWARD_QUEUE_BYTES_MAX: Final = FORWARD_BYTES_MAX + MIB
+"""Of a link: all that is under way may be for one broker."""
+FORWARD_BATCHES_MAX: Final = 256
+"""Of one partition's rows under way at once: each costs its check."""
+FORWARD_READ_BYTES: Final = 16 * MIB
+"""Of mapped staged batches that are kept for the rows of several partitions."""
+FORWARD_BACKOFF_MS_MIN: Final = 50
+FORWARD_BACKOFF_MS_MAX: Final = 2_000
+FORWARD_TIMEOUT_MS: Final = 10_000
+FORWARD_ANSWER_MS: Final = 15_000
+"""The leader answers before: what has no answer ends the connection."""
+
 # --- client -----------------------------------------------------------------------------------
 FILE_MEMORY_BYTES_MAX: Final = 1 * GIB
 """Memory for reading a file: some kilobytes of Parquet or of compressed Arrow can hold any
@@ -377,3 +394,5 @@ assert RETENTION_CHECK_MS * 2 <= 60_000
 assert BATCH_ROWS_MAX <= SEGMENT_ROWS_MAX < 2**32
 assert BATCH_BYTES_MAX <= SEGMENT_BYTES_MAX < 2**32
 assert BATCH_HEADER_BYTES % BATCH_ALIGNMENT_BYTES == 0
+assert FORWARD_PIECE_BYTES <= FORWARD_BYTES_MAX
+assert FORWARD_TIMEOUT_MS < FORWARD_ANSWER_MS

@@ -28,6 +28,7 @@ from quiverlog.node.runtime.effects import (
     Effect,
     LogLine,
     Respond,
+    SendToPeer,
     ShutdownComplete,
     StartComplete,
     StartJob,
@@ -117,6 +118,7 @@ class NodeDriver:
         self.hold_jobs = False
         self.started = self.shut_down = False
         self.lines: list[LogLine] = []
+        self.sent: list[SendToPeer] = []
         self.responses: list[Respond] = []
         self.closed: list[CloseConnection] = []
         self._correlation = itertools.count(1)
@@ -293,6 +295,8 @@ class NodeDriver:
                 self.started = True
             elif isinstance(effect, LogLine):
                 self.lines.append(effect)
+            elif isinstance(effect, SendToPeer):
+                self.sent.append(effect)
             elif isinstance(effect, CloseConnection):
                 self.closed.append(effect)
             elif isinstance(effect, ShutdownComplete):

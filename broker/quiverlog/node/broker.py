@@ -10,6 +10,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
+from quiverlog.core.controller.features import cluster_number
 from quiverlog.core.controller.records import (
     BrokerChangeRecord,
     BrokerRecord,
@@ -65,6 +66,8 @@ from quiverlog.node.runtime.proofs import PeerProofs
 from quiverlog.node.runtime.purgatory import Purgatory, Waits, Wakeups, Watched
 from quiverlog.node.runtime.tasks import Tasks, TopicOrder
 from quiverlog.node.transactions.coordinators import Coordinators
+from quiverlog.node.transactions.forwarded import Targets
+from quiverlog.node.transactions.forwarding import Forwarding
 from quiverlog.node.transactions.hosted import Hosting
 from quiverlog.node.transactions.leaders import Leaders
 from quiverlog.storage.directory.data_directory import DataDirectory
@@ -234,6 +237,7 @@ class Broker:
         "elections",
         "entropy",
         "flushes",
+        "forwarding",
         "held_produces",
         "in_sync_changes",
         "in_sync_decisions",
@@ -335,6 +339,7 @@ class Broker:
         )
         self.lookup = self._make_lookup()
         self.leading = self.lookup.leading
+        self.forwarding = self._make_forwarding()
         self._make_transactions()
         self.waits = Waits(
             purgatory.answer, purgatory.fail, wakeups.mark, self.tasks.start, purgatory.hasten
@@ -459,6 +464,18 @@ class Broker:
         leaders = Leaders(self.config.node_id, self.view, self.peers, {})
         self.coordinators = Coordinators(self.view, self.transactions, leaders, self.outbox)
 
+    def _make_forwarding(self) -> Forwarding:
+        return Forwarding(
+            self.config.node_id,
+            self.view,
+            self.lookup,
+            self.jobs,
+            self.peers,
+            Targets(self.lookup, self.appends, self.admission, self.outbox, self.metrics),
+            self.outbox,
+            lambda: cluster_number(self.directory.cluster_id),
+        )
+
     def _took_fault(self, replica: Replica) -> None:
         """Have another broker lead: this replica takes no writes."""
         self.replication.went_offline(replica)
@@ -521,15 +538,18 @@ class Broker:
                 (Phase.STARTING,),
             ),
             Timed(self.copying.next_us, None, running),
+            Timed(self.forwarding.next_us, None, running),
         ]
 
     def endings(self) -> list[Ending]:
         """Return the parts with work at the end of a call, in their order."""
         # Flushes come late: the parts before them may append, or want a flush.
         waiting, copying = attrgetter("waiting"), self.copying
+        running = (Phase.RUNNING,)
         return [
-            Ending(copying, attrgetter("is_needed"), copying.run, (Phase.RUNNING,)),
+            Ending(copying, attrgetter("is_needed"), copying.run, running),
             Ending(self.tasks, attrgetter("ends_calls"), self.tasks.end_call),
+            Ending(self.forwarding, attrgetter("is_needed"), self.forwarding.run, running),
             Ending(self.appends, attrgetter("added"), self.appends.run),
             Ending(self.wakeups, attrgetter("busy"), self.wakeups.run),
             Ending(self.flushes, waiting, self.flushes.run),

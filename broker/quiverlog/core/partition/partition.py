@@ -169,6 +169,20 @@ class PartitionState:
         assert level >= durability
         return level
 
+    def level_of_committed(self, asked: int) -> Durability:
+        """Return the level of committed rows: the strongest of the topic's, the asked one and
+        `replicated` that this partition can give. They are stored whatever it is.
+
+        Raises NotEnoughReplicas: too few are in sync now.
+        """
+        level = max(self.durability, asked, _REPLICATED)
+        if not self._may_ask(level):
+            level = _FLUSHED
+        else:
+            self._check_enough(Durability(level))
+        assert level >= min(self.durability, _FLUSHED)
+        return Durability(level)
+
     def _may_ask(self, asked: int) -> bool:
         leadership = self.leadership
         return asked < _REPLICATED or (leadership is not None and leadership.is_replicated)

@@ -75,8 +75,12 @@ class Publishes:
         return self._table
 
     # --- deciding ------------------------------------------------------------------------------
-    def stored(self, headers: Sequence[BatchHeader]) -> Stored:
+    def stored(self, headers: Sequence[BatchHeader], begin: int | None = None) -> Stored:
         """Return which of these batches, one after the other of one publish, are stored.
+
+        Args:
+            begin: the publisher has lost the rows from here to the first batch, and counted them;
+                None: none.
 
         Raises InvalidRequest or OutOfOrderSequence, whose `next_sequence` is the one that the first
         new batch must have: nothing of them may be appended then.
@@ -90,7 +94,8 @@ class Publishes:
             # All of it was acknowledged before a newer one of its staging partition was sent.
             return Stored(len(headers), newest.end_offset)
         known = newest.next_sequence if newest and newest.publish_id == publish_id else 0
-        count, expected = 0, known
+        first = headers[0].base_sequence
+        count, expected = 0, first if begin is not None and begin <= known < first else known
         for header in headers:
             end = header.base_sequence + header.row_count
             if end <= known and expected == known:
@@ -122,10 +127,11 @@ class Publishes:
                 return run.base_offset + header.base_sequence - run.base_sequence
         newest = runs[-1]
         if header.producer_id == newest.publish_id:
-            # It may lie around the offset of a snapshot, with its first rows in the last run.
-            if header.base_sequence <= newest.next_sequence < end:
+            # It may lie around the offset of a snapshot, with its first rows in the last run; or
+            # behind rows that its publisher has lost.
+            if newest.next_sequence < end:
                 return None
-        elif header.producer_id > newest.publish_id and not header.base_sequence:
+        elif header.producer_id > newest.publish_id:
             return None
         raise OutOfOrderSequence(
             f"sequence {header.base_sequence} of publish {header.producer_id} does not follow"

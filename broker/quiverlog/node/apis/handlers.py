@@ -27,6 +27,7 @@ from quiverlog.node.apis.brokers import (
 )
 from quiverlog.node.apis.describe import handle_describe_cluster, handle_describe_replicas
 from quiverlog.node.apis.fetch import handle_fetch
+from quiverlog.node.apis.forward import handle_forward
 from quiverlog.node.apis.offsets import handle_list_offsets
 from quiverlog.node.apis.produce import handle_produce
 from quiverlog.node.apis.producers import handle_describe_producer, handle_init_producer_id
@@ -78,11 +79,11 @@ HANDLERS: Final[dict[type[m.Request], Callable[[Broker, RequestReceived, Now], N
     RegisterBrokerRequest: handle_register_broker,
     BrokerHeartbeatRequest: handle_broker_heartbeat,
     ReportLogEndsRequest: handle_report_log_ends,
+    ForwardRequest: handle_forward,
 }
 """Answered, or set to wait, in the call that brings them."""
 
 WITHOUT_HANDLER: Final[tuple[type[m.Request], ...]] = (
-    ForwardRequest,
     CountStagedRequest,
     PublishRequest,
 )

@@ -69,6 +69,8 @@ class Purpose(enum.StrEnum):
 
     CONTROL = "control"
     FETCH = "fetch"
+    ROWS = "rows"
+    """Committed rows: neither the quorum nor copies wait for them."""
 
 
 class Peer(NamedTuple):

@@ -32,7 +32,9 @@ class Urgency(enum.Enum):
     """A client waits for it, but it costs processor and memory. Two: a check of seconds must not
     delay all others.
     """
-    BACKGROUND = (3, 1)
+    ROWS = (3, 1)
+    """Committed rows that are published. One: they must not delay what clients produce."""
+    BACKGROUND = (4, 1)
     """No client waits for the job, or it is one of thousands."""
 
     def __init__(self, _rank: int, at_once: int) -> None:

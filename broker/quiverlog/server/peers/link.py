@@ -35,6 +35,7 @@ from quiverlog.errors import (
     error_from_code,
 )
 from quiverlog.limits import (
+    FORWARD_QUEUE_BYTES_MAX,
     PEER_BACKOFF_MS_MAX,
     PEER_BACKOFF_MS_MIN,
     PEER_CONNECT_MS,
@@ -45,7 +46,7 @@ from quiverlog.limits import (
     PEER_SILENCE_MS,
     PEER_WRONG_BACKOFF_MS,
 )
-from quiverlog.node.runtime.effects import NO_TOKEN, Peer, SendToPeer
+from quiverlog.node.runtime.effects import NO_TOKEN, Peer, Purpose, SendToPeer
 from quiverlog.node.runtime.events import Event, PeerClosed, ResponseReceived
 from quiverlog.server.net.memory import MemoryBudget
 from quiverlog.server.net.peer import keep_alive
@@ -81,6 +82,8 @@ __all__ = [
 ]
 
 
+_QUEUE_BYTES_MAX: Final = {Purpose.ROWS: FORWARD_QUEUE_BYTES_MAX}
+"""Where the sender bounds what is under way: a request that is refused waits for its next try."""
 _REQUEST_BYTES: Final = 512
 """More than a request takes without its body."""
 
@@ -90,9 +93,10 @@ def body_bytes(body: Sequence[bytes | memoryview]) -> int:
 
 
 class PeerQueue:
-    __slots__ = ("_dropped", "_waiting", "byte_count")
+    __slots__ = ("_bytes_max", "_dropped", "_waiting", "byte_count")
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_max: int = PEER_QUEUE_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
         self._waiting: deque[tuple[SendToPeer, int]] = deque()
         self.byte_count = 0
         self._dropped = 0
@@ -137,7 +141,7 @@ class PeerQueue:
     def _is_over(self, cost: int) -> bool:
         return (
             len(self._waiting) >= PEER_QUEUE_REQUESTS_MAX
-            or self.byte_count + cost > PEER_QUEUE_BYTES_MAX
+            or self.byte_count + cost > self._bytes_max
         )
 
     def _drop_oldest(self) -> bool:
@@ -414,7 +418,7 @@ class PeerLink:
         self.address = address
         self.held_bytes = 0
         self._context = context
-        self._queue = PeerQueue()
+        self._queue = PeerQueue(_QUEUE_BYTES_MAX.get(peer.purpose, PEER_QUEUE_BYTES_MAX))
         self._backoff = Backoff(rng)
         self._conversation: Conversation | None = None
         self._begun: Conversation | None = None
