@@ -25,6 +25,7 @@ from quiverlog.errors import (
     NotLeader,
     OutcomeUnknown,
     QuiverlogError,
+    StorageFault,
     ThrottledBroker,
     UnknownTopicId,
 )
@@ -44,13 +45,13 @@ from quiverlog.types import Durability, Now
 
 __all__ = ["Hosted", "Hosting"]
 
-PENDING_RECORDS_MAX: Final = 50_000
+PENDING_RECORDS_MAX: Final = 20_000
 PENDING_BYTES_MAX: Final = 32 * MIB
 PENDING_WAITERS_MAX: Final = 10_000
 """Of one partition: proposals that have no outcome yet."""
 APPEND_BYTES_MAX: Final = 4 * MIB
-APPEND_RECORDS_MAX: Final = 5_000
-"""Of one append; a single proposal may have more."""
+APPEND_RECORDS_MAX: Final = 1_000
+"""Of one append, all of which is applied in one turn; a single proposal may have more."""
 APPLY_RECORDS: Final = 1_000
 """Replayed in one turn of the loop."""
 SNAPSHOT_LOG_BYTES_MIN: Final = 8 * MIB
@@ -60,6 +61,8 @@ _SNAPSHOT_PIECE_RECORDS: Final = 500
 _SNAPSHOT_PIECE_BYTES: Final = 256 * KIB
 _RETRY_US_MIN: Final = 50_000
 _RETRY_US_MAX: Final = 2_000_000
+_PASSING: Final = (KeyError, StorageFault, MemoryError)
+"""Errors of a read that may not be met again; another broker may lead because of them."""
 _REFUSED: Final = (DiskFull, ThrottledBroker)
 """Errors of an append of which nothing is stored."""
 
@@ -407,15 +410,15 @@ class Hosted:
                 self._parts.outbox.internal_error(f"after serving {self.replica.name}", bug)
         self._machine = None
 
-    def _fail(self, error: Exception, now: Now) -> None:
+    def _fail(self, error: BaseException, now: Now) -> None:
         """Serve no more in this leadership: another replay would meet the same."""
-        name = self.replica.name
-        if isinstance(error, CorruptLog):
+        name, why = self.replica.name, "a bug"
+        if isinstance(error, QuiverlogError):
             why = error.message
-            self._parts.lookup.corrupt_read(self.replica, error)
         else:
-            why = "a bug"
             self._parts.outbox.internal_error(f"reading {name}", error)
+        if isinstance(error, CorruptLog):
+            self._parts.lookup.corrupt_read(self.replica, error)
         self._parts.outbox.log(
             "error", "internal partition cannot be served", partition=str(name), why=why
         )
@@ -434,7 +437,11 @@ class Hosted:
         replica = self.replica
         self._life += 1
         self._state = _State.REPLAYING
-        self._machine = self.kind.new_machine(replica, self.leader_epoch)
+        try:
+            self._machine = self.kind.new_machine(replica, self.leader_epoch)
+        except Exception as bug:
+            self._fail(bug, now)
+            return
         self._replay = Replay(replica, self.kind)
         self._replayed = 0
         self._safe_to = -1
@@ -497,10 +504,11 @@ class Hosted:
                 self._go_on(now)  # The job of an earlier life kept this one from reading.
             return
         assert self._replay is not None
-        if isinstance(error, CorruptLog) and not job.segment.dropped:
-            self._fail(error, now)
-        elif error is not None:
-            self._read_failed(job, error, now)
+        if error is not None:
+            if job.segment.dropped or isinstance(error, _PASSING):
+                self._read_failed(job, error, now)
+            else:
+                self._fail(error, now)
         else:
             if isinstance(result, Piece):
                 self._replay.passed(result)
@@ -559,10 +567,8 @@ class Hosted:
             self._parts.step_at(self, self._barrier_us)
         elif self._safe_to < replay.end_offset:
             self._begin_barrier()
-        elif not self.replica.state.is_current:
-            self._barrier_us = now.mono_us + self._pause()
-            self._parts.step_at(self, self._barrier_us)
         else:
+            assert self.replica.state.is_current, "what is safe lies below the high watermark"
             self._begin_serving(replay, now)
 
     def _begin_serving(self, replay: Replay, now: Now) -> None:

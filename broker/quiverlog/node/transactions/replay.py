@@ -89,6 +89,9 @@ class ReplayJob:
                 records += self._rows(source, position, header)
             position += header.total_bytes
             offset = header.next_offset
+            # Of large batches perhaps only the beginning is wanted.
+            is_small = header.total_bytes <= PREFIX_BYTES
+            source.ahead_bytes = _WINDOW_BYTES if is_small else PREFIX_BYTES
             if source.byte_count >= PIECE_BYTES or len(records) >= PIECE_RECORDS:
                 break
         assert position > self.position, "a piece has a batch"
@@ -123,24 +126,22 @@ class ReplayJob:
 
 
 class _Window:
-    """The first `size` bytes of a file, in copies; read ahead while batches are small."""
+    """The first `size` bytes of a file, in copies of at least `ahead_bytes`."""
 
-    __slots__ = ("_file", "_size", "_start", "_window", "byte_count")
+    __slots__ = ("_file", "_size", "_start", "_window", "ahead_bytes", "byte_count")
 
     def __init__(self, file: File, size: int) -> None:
         self._file = file
         self._size = size
         self._start = 0
         self._window = memoryview(b"")
+        self.ahead_bytes = PREFIX_BYTES
         self.byte_count = 0
 
     def read(self, position: int, size: int) -> memoryview:
         at = position - self._start
         if at < 0 or at + size > len(self._window):
-            # Not behind a large batch: of that perhaps only the beginning is wanted.
-            is_near = 0 <= at <= len(self._window)
-            wanted = max(size, _WINDOW_BYTES if is_near else PREFIX_BYTES)
-            wanted = min(wanted, self._size - position)
+            wanted = min(max(size, self.ahead_bytes), self._size - position)
             data = self._file.read_copy(position, wanted)
             if len(data) < wanted:
                 raise StorageFault(f"the file was cut below byte {position + wanted}.")

@@ -16,7 +16,7 @@ from quiverlog.core.controller.configs import TopicConfig
 from quiverlog.errors import CoordinatorNotReady, CorruptBatch
 from quiverlog.node.assignment import assignment
 from quiverlog.node.partitions.replica import log_config
-from quiverlog.node.runtime.events import Tick
+from quiverlog.node.runtime.events import JobDone, Tick
 from quiverlog.node.transactions import hosted as module
 from quiverlog.node.transactions import replay
 from quiverlog.node.transactions.replay import Piece, Replay
@@ -190,6 +190,18 @@ def test_a_trim_behind_the_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("small_segments")
+def test_a_trim_between_a_job_and_its_end(tmp_path: Path) -> None:
+    counters = filled(tmp_path, 12)
+    led_anew(counters)
+    start = counters.node.replays.pop()
+    result = start.job.run()
+    trim(counters, 9)
+    counters.node.send(JobDone(start.job, result, None))
+    pieces(counters)
+    assert counters.machine.numbers == [9, 10, 11]
+
+
+@pytest.mark.usefixtures("small_segments")
 def test_a_file_that_is_removed_while_a_job_reads_it(tmp_path: Path) -> None:
     counters = filled(tmp_path, 12)
     led_anew(counters)
@@ -309,9 +321,7 @@ def test_a_bug_in_a_replay(tmp_path: Path, where: str) -> None:
         led_anew(counters)
         for _ in counters.node.replays[:]:
             counters.node.replay()
-    assert not is_served(counters)
-    counters.node.advance(60_000)
-    pieces(counters)
+    failed_for_good(counters)
 
 
 # --- each disk call fails once -------------------------------------------------------------------
@@ -340,6 +350,7 @@ class FailingOnce:
     def __init__(self, number: int, code: int) -> None:
         self._left = number
         self._code = code
+        self.sizes: list[int] = []
         self._read_copy: Callable[[PosixFile, int, int], bytes] = PosixFile.read_copy
 
     def __enter__(self) -> FailingOnce:
@@ -355,6 +366,7 @@ class FailingOnce:
 
     def _read(self, file: PosixFile, position: int, size: int) -> bytes:
         self._left -= 1
+        self.sizes.append(size)
         if self._left == 0:
             raise OSError(self._code, "it fails")
         return self._read_copy(file, position, size)
@@ -396,13 +408,24 @@ def test_a_kind_that_needs_only_the_beginning_of_a_batch(
     assert counters.machine.numbers == [5, 5, 5]
 
 
-def test_little_is_read_of_large_batches() -> None:
-    file = mock.Mock()
-    file.read_copy = mock.Mock(side_effect=lambda position, size: bytes(size))
-    window = replay._Window(file, 10_000_000)
-    window.read(64, 64)
-    for position in (64, 2_000_000, 4_000_000):
-        window.read(position, 64)
-        window.read(position, replay.PREFIX_BYTES)
-    reads = [tuple(one.args) for one in file.read_copy.mock_calls]
-    assert reads == [(at, replay.PREFIX_BYTES) for at in (64, 2_000_000, 4_000_000)]
+@pytest.mark.parametrize(
+    ("row_count", "reads"), [(1_000, 2), (20_000, 6)], ids=["read ahead", "each beginning"]
+)
+def test_little_is_read_of_large_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row_count: int, reads: int
+) -> None:
+    """Small ones are read ahead."""
+    monkeypatch.setattr(module, "PENDING_RECORDS_MAX", row_count)
+    counters = Counters(tmp_path)
+    for _ in range(6):
+        counters.propose(*range(row_count))
+        counters.node.settle()
+    monkeypatch.setattr(CounterKind, "bytes_needed", lambda *_: 128)
+    monkeypatch.setattr(CounterKind, "decode", lambda *_: [])
+    with FailingOnce(0, 0) as counting:
+        led_anew(counters)
+        pieces(counters)
+    sizes = counting.sizes
+    assert is_served(counters)
+    assert len(sizes) == reads
+    assert sizes == [replay.PREFIX_BYTES] * reads or row_count == 1_000
