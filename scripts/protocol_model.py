@@ -503,6 +503,9 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.InternalTopic,
         e.InvalidRequest,
         e.PolicyViolation,
+        e.StagingFull,
+        e.TransactionTooLarge,
+        e.CoordinatorNotReady,
     ),
     Api.FETCH: (
         *_PARTITION,
@@ -658,6 +661,7 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.NotEnoughReplicasAfterAppend,
         e.RequestTimedOut,
         e.OutcomeUnknown,
+        e.TransactionBusy,
     ),
     Api.RESOLVE_STAGED: (
         *_COORDINATOR,

@@ -16,7 +16,6 @@ from quiverlog import errors
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.partition.partition import Assigned
 from quiverlog.limits import FEATURE_LEVEL_MAX
-from quiverlog.node.apis.handlers import WITHOUT_HANDLER
 from quiverlog.node.runtime.events import RequestReceived
 from quiverlog.wire import broker_messages as b
 from quiverlog.wire import config_messages as k
@@ -36,14 +35,18 @@ from quiverlog.wire.registry import APIS
 from quiverlog.wire.transaction_messages import (
     AbortTransactionRequest,
     CommitTransactionRequest,
+    CountedAttempt,
+    CountStagedRequest,
     DescribeTransactionsRequest,
     ListTransactionsRequest,
     OpenTransactionRequest,
+    PublishRequest,
     ResolveStagedRequest,
     StagedTransaction,
 )
 from scripts.protocol_model import MEANINGS, fields_of, parts_of
 from tests.support.node import SCHEMA, NodeDriver, batch_of
+from tests.support.staged import ATTEMPT, make_staged, staged_batch, staged_row
 from tests.support.transactions import TransactionDriver
 
 
@@ -176,6 +179,8 @@ OF_COORDINATORS: Final = (
     ResolveStagedRequest,
 )
 """Asked of a node that has coordinators, below."""
+OF_STAGING: Final = (CountStagedRequest, PublishRequest)
+"""Asked of a leader of `__staged`, below."""
 
 
 def test_every_field_is_read_or_documented_as_ignored(
@@ -187,7 +192,7 @@ def test_every_field_is_read_or_documented_as_ignored(
     state.lead(Assigned(state.leader_epoch, 1, (0, 1), (0,)), node.mono_us)  # With a follower.
     read: Fields = set()
     requests = requests_of(topic, bytes(batch_of([2])))
-    elsewhere = (*WITHOUT_HANDLER, *OF_COORDINATORS)
+    elsewhere = (*OF_COORDINATORS, *OF_STAGING)
     asked = [spec.request for spec in APIS.values() if spec.request not in elsewhere]
     assert {type(request) for request, _ in requests} == set(asked)
     all_fields: Fields = set()
@@ -222,6 +227,22 @@ def test_coordinators_read_every_field(tmp_path: Path, monkeypatch: pytest.Monke
     # Groups will read what a commit of theirs names; the door reads whose request it is.
     unread = {("TransactionOffsets", "group"), ("ResolveStagedRequest", "broker_id")}
     assert all_fields - read == unread
+
+
+def test_leaders_of_staged_rows_read_every_field(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = NodeDriver(tmp_path, cluster_id=CLUSTER)
+    staged, topic = make_staged(node), node.create("t")
+    node.produced(staged, staged_batch([staged_row(topic, bytes(batch_of([1])))]))
+    read: Fields = set()
+    all_fields: Fields = set()
+    for cls in (*OF_STAGING, CountedAttempt):
+        all_fields |= watch(cls, read, monkeypatch)
+    ours: dict[str, Any] = {"partition": 0, "transactional_id": "id", "epoch": 1, "sequence": 2}
+    node.call(CountStagedRequest(**ours, attempts=[CountedAttempt(ATTEMPT, 1, 0, 1)]))
+    node.request(PublishRequest(**ours, attempts=[ATTEMPT], first_offset=0, next_offset=1))
+    assert all_fields == read
 
 
 @pytest.mark.parametrize("level", [-1, 2, 7])

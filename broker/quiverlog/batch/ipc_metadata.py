@@ -121,15 +121,17 @@ class IpcShape:
         )
 
 
-def read_ipc_metadata(message: memoryview) -> IpcMetadata:
+def read_ipc_metadata(message: memoryview, size: int | None = None) -> IpcMetadata:
+    """`size`: of the whole message, of which `message` is the beginning."""
+    size = len(message) if size is None else size
     try:
         metadata = _read(message)
     except (struct.error, IndexError, KeyError, ValueError) as error:
         raise CorruptBatch(f"the Arrow message's metadata cannot be read: {error}.") from None
-    if metadata.body_bytes < 0 or metadata.body_at + metadata.body_bytes > len(message):
+    if metadata.body_bytes < 0 or metadata.body_at + metadata.body_bytes > size:
         raise CorruptBatch(
             f"the Arrow message claims a body of {metadata.body_bytes} bytes in a batch that has "
-            f"{len(message) - metadata.body_at} left."
+            f"{size - metadata.body_at} left."
         )
     return metadata
 

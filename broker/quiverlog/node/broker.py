@@ -70,6 +70,7 @@ from quiverlog.node.transactions.forwarded import Targets
 from quiverlog.node.transactions.forwarding import Forwarding
 from quiverlog.node.transactions.hosted import Hosting
 from quiverlog.node.transactions.leaders import Leaders
+from quiverlog.node.transactions.staging import STAGED_BYTES_MAX, Staging
 from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import Now, TopicPartition
@@ -264,6 +265,7 @@ class Broker:
         "replicas",
         "replication",
         "retention",
+        "staging",
         "tasks",
         "topic_order",
         "transactions",
@@ -461,7 +463,10 @@ class Broker:
             self.appends, self.jobs, self.lookup, self.trims, self.admission, self.outbox
         )
         self.assignment.listen(self.transactions)
-        leaders = Leaders(self.config.node_id, self.view, self.peers, {})
+        self.staging = Staging(
+            self.transactions, self.forwarding, self.appends, self.view, lambda: STAGED_BYTES_MAX
+        )
+        leaders = Leaders(self.config.node_id, self.view, self.peers, self.staging.local)
         self.coordinators = Coordinators(self.view, self.transactions, leaders, self.outbox)
 
     def _make_forwarding(self) -> Forwarding:
@@ -539,6 +544,7 @@ class Broker:
             ),
             Timed(self.copying.next_us, None, running),
             Timed(self.forwarding.next_us, None, running),
+            Timed(self.staging.next_us, self.staging.tick, running),
         ]
 
     def endings(self) -> list[Ending]:
@@ -550,6 +556,7 @@ class Broker:
             Ending(copying, attrgetter("is_needed"), copying.run, running),
             Ending(self.tasks, attrgetter("ends_calls"), self.tasks.end_call),
             Ending(self.forwarding, attrgetter("is_needed"), self.forwarding.run, running),
+            Ending(self.staging, attrgetter("is_needed"), self.staging.run, running),
             Ending(self.appends, attrgetter("added"), self.appends.run),
             Ending(self.wakeups, attrgetter("busy"), self.wakeups.run),
             Ending(self.flushes, waiting, self.flushes.run),

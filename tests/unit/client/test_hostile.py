@@ -21,7 +21,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import quiverlog
-from quiverlog.node.apis.handlers import WITHOUT_HANDLER
 from quiverlog.wire import messages as m
 from quiverlog.wire.registry import APIS
 from tests.support import hostile_broker
@@ -35,11 +34,7 @@ PATIENT_S = 30.0
 """For what must succeed, on the busiest machine."""
 REQUESTS_MAX = 80
 FIRST_CODE_OF_CLIENTS = 1_000
-OF_CLIENTS = tuple(
-    spec.request
-    for spec in APIS.values()
-    if not spec.between_brokers and spec.request not in WITHOUT_HANDLER
-)
+OF_CLIENTS = tuple(spec.request for spec in APIS.values() if not spec.between_brokers)
 Uses = dict[Action, list[type[m.Request]]]
 
 

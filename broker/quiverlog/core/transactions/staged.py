@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 
 from quiverlog.core.transactions.staged_rows import (
     DoneRow,
-    End,
     PublishRow,
     PublishTarget,
     StagedRow,
@@ -90,9 +89,9 @@ class Counted(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Published, and recorded here. `ends` is empty where they are not remembered any more."""
+    """Published, and recorded here, in `row` where that is remembered."""
 
-    ends: tuple[End, ...]
+    row: DoneRow | None
 
 
 class Known(NamedTuple):
@@ -290,9 +289,9 @@ class Staged:
         self._staged_bytes = 0
         # Publishes that are proposed: the offset that their row has at least.
         self._pending: dict[Key, int] = {}
-        # Those whose row is safe, in log order, with its offset; and the ends of those done.
+        # Those whose row is safe, in log order, with its offset; and those that are done.
         self._publishes: dict[Key, tuple[int, PublishRow]] = {}
-        self._done: dict[Key, tuple[End, ...]] = {}
+        self._done: dict[Key, DoneRow] = {}
         self._end_count = 0
 
     # --- rows of kind 0 ------------------------------------------------------------------------
@@ -334,7 +333,7 @@ class Staged:
                 )
 
     def stage(self, offset: int, row: StagedRow, now_us: int) -> None:
-        """Record a row of kind 0 that was appended. In a replay `now_us` is that of the replay."""
+        """Record a row of kind 0 that was appended."""
         self._passed(offset)
         batches, attempts = self._batches, self._attempts
         holder = self._holder(row.transactional_id.encode())
@@ -453,16 +452,16 @@ class Staged:
         log_end: int,
     ) -> Published:
         """Decide on the part of a committed transaction that lies here."""
-        ends = self._done.get(key)
-        if ends is not None:
-            return Done(ends)
+        done = self._done.get(key)
+        if done is not None:
+            return Done(done)
         if key in self._publishes or key in self._pending:
             return Known()
         if log_end < next_offset:
             return NotHere()
         if log_start >= next_offset:
             # Nothing below the log start is undecided or unpublished.
-            return Done(())
+            return Done(None)
         targets = self._plan(key, attempts, first_offset, next_offset)
         return New(PublishRow(*key, self._make_id(self.next_publish), durability, targets))
 
@@ -495,15 +494,12 @@ class Staged:
         """Publishes without a row of kind 2, in the order of their rows."""
         return (row for _, row in self._publishes.values())
 
-    def finish(self, key: Key, ends: Iterable[End]) -> DoneRow:
-        """The row to propose when all targets have acknowledged all rows."""
-        assert key in self._publishes
-        return DoneRow(*key, tuple(ends))
-
     # --- records -------------------------------------------------------------------------------
     def pend(self, row: PublishRow | DoneRow) -> None:
         """Record that a row was proposed: a publish that is asked for again is under way."""
-        if isinstance(row, PublishRow):
+        if isinstance(row, DoneRow):
+            assert key_of(row) in self._publishes
+        else:
             key = key_of(row)
             assert key not in self._pending
             # A number that is used twice is taken for rows that the target has.
@@ -514,8 +510,11 @@ class Staged:
     def drop_pending(self) -> None:
         self._pending.clear()
 
-    def apply(self, offset: int, row: PublishRow | DoneRow) -> None:
-        """Record a row of kind 1 or 2 that is safe, or that is found in a replay."""
+    def apply(self, offset: int, row: StagedRow | PublishRow | DoneRow) -> None:
+        """Record a row of kind 1 or 2 that is safe, or any that is found in a replay."""
+        if isinstance(row, StagedRow):
+            self.stage(offset, row, 0)
+            return
         self._passed(offset)
         key = key_of(row)
         if isinstance(row, PublishRow):
@@ -525,16 +524,22 @@ class Staged:
             self._publishes[key] = (offset, row)
             return
         self._publishes.pop(key, None)
-        self._remember(key, row.ends)
+        self._remember(key, row)
         self._give_up_to(key)
 
-    def _remember(self, key: Key, ends: tuple[End, ...]) -> None:
-        self._done[key] = ends
+    def _remember(self, key: Key, row: DoneRow) -> None:
+        self._done[key] = row
         # A publish without rows takes memory, too.
-        self._end_count += 1 + len(ends)
+        self._end_count += 1 + len(row.ends)
         while self._end_count > STAGED_ENDS_MAX and len(self._done) > 1:
             oldest = self._done.pop(next(iter(self._done)))
-            self._end_count -= 1 + len(oldest)
+            self._end_count -= 1 + len(oldest.ends)
+
+    def begin(self, now_us: int) -> None:
+        """Begin to serve, after a replay: all that is staged counts as staged now."""
+        assert not self._pending
+        for column in (self._attempts.quiet_us, self._transactions.begun_us):
+            column[1:] = array("q", [now_us]) * (len(column) - 1)
 
     def _passed(self, offset: int) -> None:
         # A row that became safe may lie before others that were fed at their append.

@@ -3,7 +3,8 @@
     kind 0  a batch of a target topic, staged by a client
     kind 1  `[1, producer id, durability, [[topic id, partition, [[offset of the staged row,
             base sequence, rows], ...]], ...]]`: the transaction is decided, and this is published
-    kind 2  `[1, [[topic id, partition, end offset], ...]]`: all of it is in the target topics
+    kind 2  `[1, [[topic id, partition, end offset, rows], ...], durability]`: all of it is in the
+            target topics, and as safe as that
 
 The version is the first element. Later ones may append elements to the outer array.
 """
@@ -89,20 +90,22 @@ class PublishRow(NamedTuple):
 
 
 class End(NamedTuple):
-    """The end of a target's log behind the rows of a publish, as its leader has answered."""
+    """Of a target's log behind the rows of a publish, as its leader has answered."""
 
     topic_id: bytes
     partition: int
     end_offset: int
+    row_count: int
 
 
 class DoneRow(NamedTuple):
-    """A row of kind 2."""
+    """A row of kind 2. `durability`: the weakest that a target gave its rows."""
 
     transactional_id: str
     epoch: int
     sequence: int
     ends: tuple[End, ...]
+    durability: int
 
 
 _Targets = list[tuple[bytes, int, list[tuple[int, int, int]]]]
@@ -122,6 +125,7 @@ class _PublishValue(msgspec.Struct, array_like=True, gc=False):
 class _DoneValue(msgspec.Struct, array_like=True, gc=False):
     version: int
     ends: list[End]
+    durability: int
 
 
 # Before the others: what a later version has changed would look like damage.
@@ -132,7 +136,7 @@ _DONE: Final = msgspec.msgpack.Decoder(_DoneValue)
 
 def encode_value(row: PublishRow | DoneRow) -> bytes:
     if isinstance(row, DoneRow):
-        return msgspec.msgpack.encode(_DoneValue(_VERSION, list(row.ends)))
+        return msgspec.msgpack.encode(_DoneValue(_VERSION, list(row.ends), row.durability))
     targets: _Targets = [(one.topic_id, one.partition, list(one.rows())) for one in row.targets]
     return msgspec.msgpack.encode(_PublishValue(_VERSION, row.producer_id, row.durability, targets))
 
@@ -153,7 +157,8 @@ def decode_row(
             return PublishRow(
                 transactional_id, epoch, sequence, publish.producer_id, publish.durability, targets
             )
-        return DoneRow(transactional_id, epoch, sequence, tuple(_DONE.decode(value).ends))
+        done = _DONE.decode(value)
+        return DoneRow(transactional_id, epoch, sequence, tuple(done.ends), done.durability)
     except msgspec.MsgspecError as error:
         raise CorruptLog(f"a row of kind {kind} in `__staged` cannot be read: {error}.") from error
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from quiverlog.errors import FeatureNotFinalised
 from quiverlog.node.apis import describe, offsets, topics, transactions
 from quiverlog.node.apis.admin import (
     handle_alter_configs,
@@ -66,7 +65,7 @@ from quiverlog.wire.transaction_messages import (
 )
 from quiverlog.wire.voters_messages import ChangeVotersRequest
 
-__all__ = ["HANDLERS", "STEPS_HANDLERS", "WITHOUT_HANDLER"]
+__all__ = ["HANDLERS", "STEPS_HANDLERS"]
 
 HANDLERS: Final[dict[type[m.Request], Callable[[Broker, RequestReceived, Now], None]]] = {
     m.HelloRequest: handle_hello,
@@ -82,17 +81,6 @@ HANDLERS: Final[dict[type[m.Request], Callable[[Broker, RequestReceived, Now], N
     ForwardRequest: handle_forward,
 }
 """Answered, or set to wait, in the call that brings them."""
-
-WITHOUT_HANDLER: Final[tuple[type[m.Request], ...]] = (
-    CountStagedRequest,
-    PublishRequest,
-)
-"""Checked and refused."""
-
-
-def _refuse(_broker: Broker, call: Call) -> Steps:
-    raise FeatureNotFinalised(f"this broker serves no {call.request.API.name} yet.")
-
 
 STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = {
     m.MetadataRequest: describe.handle_metadata,
@@ -121,8 +109,9 @@ STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = 
     AbortTransactionRequest: transactions.handle_abort_transaction,
     ListTransactionsRequest: transactions.handle_list_transactions,
     DescribeTransactionsRequest: transactions.handle_describe_transactions,
+    CountStagedRequest: transactions.handle_count_staged,
+    PublishRequest: transactions.handle_publish,
     ResolveStagedRequest: transactions.handle_resolve_staged,
-    **dict.fromkeys(WITHOUT_HANDLER, _refuse),
 }
 
 assert len(HANDLERS) + len(STEPS_HANDLERS) == len(APIS)

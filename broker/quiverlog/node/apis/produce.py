@@ -360,7 +360,11 @@ def _admit(
     # Here, not with the other checks: batches admitted just before count (replication rule 21).
     known = _check_producer(broker, replica, batches, result, now)
     if known is None:
+        if entry.inner is not None:
+            broker.staging.check_room(replica, entry.inner.rows)
         base_offset = broker.appends.admit(replica, batches, now)
+        if entry.inner is not None:
+            broker.staging.admitted(replica, base_offset, entry.inner.rows)
         end_offset = state.log_end_offset + replica.admitted_rows
     else:
         base_offset = known

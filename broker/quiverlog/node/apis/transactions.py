@@ -19,16 +19,19 @@ from quiverlog.node.apis.topics import make_internal_topics
 from quiverlog.node.broker import Broker
 from quiverlog.node.controller.not_controller import check_is_controller
 from quiverlog.node.runtime.jobs import Starter
-from quiverlog.node.runtime.tasks import Call, Steps, Wait
+from quiverlog.node.runtime.tasks import Call, Future, Steps, Wait
 from quiverlog.node.transactions.coordinators import Shown
 from quiverlog.wire.transaction_messages import (
     AbortTransactionRequest,
     CommitTransactionRequest,
+    CountStagedRequest,
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
     ListTransactionsRequest,
     ListTransactionsResponse,
     OpenTransactionRequest,
+    PublishRequest,
+    PublishResponse,
     PublishWait,
     ResolvedTransaction,
     ResolveStagedRequest,
@@ -41,9 +44,11 @@ from quiverlog.wire.transaction_messages import (
 __all__ = [
     "handle_abort_transaction",
     "handle_commit_transaction",
+    "handle_count_staged",
     "handle_describe_transactions",
     "handle_list_transactions",
     "handle_open_transaction",
+    "handle_publish",
     "handle_resolve_staged",
 ]
 
@@ -85,6 +90,23 @@ def handle_abort_transaction(broker: Broker, call: Call) -> Steps:
 
 def _check_level(broker: Broker) -> None:
     check_finalised(broker.view.image, TRANSACTIONS_LEVEL, "a transaction")
+
+
+def handle_count_staged(broker: Broker, call: Call) -> Steps:
+    request = call.request
+    assert isinstance(request, CountStagedRequest)
+    yield None
+    return broker.staging.count(request)
+
+
+def handle_publish(broker: Broker, call: Call) -> Steps:
+    request = call.request
+    assert isinstance(request, PublishRequest)
+    published = Future()
+    broker.staging.publish(request, published.set, call.now)
+    response = yield published.wait
+    assert isinstance(response, PublishResponse)
+    return response
 
 
 def handle_resolve_staged(broker: Broker, call: Call) -> Steps:

@@ -50,8 +50,8 @@ class Appends:
     """
 
     __slots__ = (
-        "_admission", "_appending", "_flushes", "_leading", "_outbox", "_wakeups", "added",
-        "byte_count", "pending",
+        "_admission", "_appending", "_flushes", "_leading", "_outbox", "_wakeups", "_watched",
+        "added", "byte_count", "pending",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +68,7 @@ class Appends:
         self._admission = admission
         self._outbox = outbox
         self._appending: dict[Replica, None] = {}
+        self._watched: list[tuple[Replica, Callable[[Now], None]]] = []
         self.byte_count = 0
         self.pending: list[Append] = []
         self.added: list[OwnAppend] = []
@@ -149,11 +150,19 @@ class Appends:
         self._appending[replica] = None
         return base_offset
 
+    def watch(self, replica: Replica, then: Callable[[Now], None]) -> None:
+        """`then` when what was admitted is in the log, though not safe: before anything else is
+        admitted, or any append of this `finish` ends. Not where it cannot be stored."""
+        assert replica.admitted
+        self._watched.append((replica, then))
+
     def finish(self, now: Now) -> None:
         pending, self.pending = self.pending, []
         self.byte_count = 0
         try:
             errors = self._append(now)
+            if self._watched:
+                self._call_watchers(errors, now)
         except Exception as bug:
             self._abandon(pending, bug, now)
             return
@@ -169,7 +178,18 @@ class Appends:
         pending, self.pending = self.pending, []
         self._abandon(pending, RuntimeError("appends were admitted and not finished"), now)
 
+    def _call_watchers(self, errors: dict[Replica, QuiverlogError], now: Now) -> None:
+        watched, self._watched = self._watched, []
+        for replica, then in watched:
+            if replica in errors:
+                continue
+            try:
+                then(now)
+            except Exception as bug:  # The rows are stored, whatever becomes of the watcher.
+                self._outbox.internal_error("after an append", bug)
+
     def _abandon(self, pending: list[Append], bug: Exception, now: Now) -> None:
+        self._watched.clear()
         appending, self._appending = self._appending, {}
         for replica in appending:
             replica.drop_admitted()

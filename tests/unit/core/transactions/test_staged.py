@@ -25,6 +25,7 @@ from quiverlog.core.transactions.staged import (
     Staged,
     StagedOf,
     check_bytes,
+    key_of,
 )
 from quiverlog.core.transactions.staged_rows import DoneRow, End, PublishRow, StagedRow
 from quiverlog.errors import StagingFull, TransactionTooLarge
@@ -87,8 +88,12 @@ def published(
     return answer.row
 
 
-def finished(staged: Staged, key: Key = KEY, ends: Iterable[End] = ()) -> None:
-    done = staged.finish(key, ends)
+def done_row(key: Key = KEY, ends: Iterable[End] = ()) -> DoneRow:
+    return DoneRow(*key, tuple(ends), 2)
+
+
+def finished(staged: Staged, key: Key = KEY) -> None:
+    done = done_row(key)
     staged.pend(done)
     staged.apply(staged.next_offset, done)
 
@@ -189,12 +194,11 @@ def test_a_publish_that_is_known_goes_on() -> None:
 def test_done_is_answered_where_the_row_of_kind_2_is_in_the_log() -> None:
     staged = index(row(A))
     published(staged, A)
-    ends = (End(ORDERS, 0, 510),)
-    done = staged.finish(KEY, ends)
+    done = done_row(KEY, [End(ORDERS, 0, 510, 10)])
     staged.pend(done)
     assert publish(staged, A) == Known(), "it is not safe"
     staged.apply(102, done)
-    assert publish(staged, A) == Done(ends)
+    assert publish(staged, A) == Done(done)
     assert not list(staged.unfinished())
 
 
@@ -203,7 +207,7 @@ def test_done_is_answered_where_the_log_start_is_behind_all_its_rows(
     start: int, is_done: bool
 ) -> None:
     answer = publish(Staged(make_id), A, span=(50, 101), log=(start, END))
-    assert (answer == Done(())) == is_done
+    assert (answer == Done(None)) == is_done
     # Rows that a fault took: what is missing is judged behind a publish row.
     assert isinstance(answer, New) != is_done
 
@@ -253,7 +257,7 @@ def test_a_new_leader_goes_on_with_unfinished_publishes_in_the_order_of_their_ro
         replayed.stage(offset, row(A, key=key), 0)
     for offset, one in enumerate(made, 103):
         replayed.apply(offset, one)
-    replayed.apply(106, DoneRow(*keys[1], ()))
+    replayed.apply(106, done_row(keys[1]))
     assert list(replayed.unfinished()) == list(staged.unfinished()) == [made[0], made[2]]
     assert replayed.trim_offset() == staged.trim_offset() == 100
 
@@ -261,26 +265,28 @@ def test_a_new_leader_goes_on_with_unfinished_publishes_in_the_order_of_their_ro
 def test_the_oldest_ends_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert STAGED_ENDS_MAX >= 1_000
     monkeypatch.setattr(staged_module, "STAGED_ENDS_MAX", 6)
-    ends = (End(ORDERS, 0, 1), End(ORDERS, 1, 1))
+    rows = [
+        done_row(Key("app", 1, n), [End(ORDERS, 0, 1, 1), End(ORDERS, 1, 1, 1)][: 2 - n])
+        for n in range(3)
+    ]
     staged = Staged(make_id)
-    keys = [Key("app", 1, n) for n in range(3)]
-    for offset, key in enumerate(keys[:2]):
-        staged.apply(offset, DoneRow(*key, ends))
-    assert publish(staged, key=keys[0]) == Done(ends), "at the bound"
-    staged.apply(2, DoneRow(*keys[2], ()))
-    assert isinstance(publish(staged, key=keys[0]), New)
-    assert publish(staged, key=keys[1]) == Done(ends)
-    assert publish(staged, key=keys[2]) == Done(())
+    for offset, one in enumerate(rows):
+        staged.apply(offset, one)
+    assert publish(staged, key=key_of(rows[0])) == Done(rows[0]), "at the bound"
+    staged.apply(3, done_row(Key("app", 1, 3)))
+    assert isinstance(publish(staged, key=key_of(rows[0])), New)
+    for one in rows[1:]:
+        assert publish(staged, key=key_of(one)) == Done(one)
 
 
 def test_the_ends_of_one_publish_are_kept_whatever_their_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(staged_module, "STAGED_ENDS_MAX", 2)
-    ends = tuple(End(ORDERS, n, 1) for n in range(5))
+    done = done_row(KEY, [End(ORDERS, n, 1, 1) for n in range(5)])
     staged = Staged(make_id)
-    staged.apply(0, DoneRow(*KEY, ends))
-    assert publish(staged) == Done(ends)
+    staged.apply(0, done)
+    assert publish(staged) == Done(done)
 
 
 # --- giving up, trimming ----------------------------------------------------------------------
@@ -468,6 +474,20 @@ def test_what_is_decided_is_not_asked_about() -> None:
     assert staged.to_ask(ASK_AFTER_US, 10) == []
     staged.apply(101, answer.row)
     assert staged.to_ask(2 * ASK_AFTER_US, 10) == []
+
+
+def test_what_was_replayed_counts_as_staged_when_its_leader_begins() -> None:
+    other = Key("zoo", 1, 1)
+    staged = Staged(make_id)
+    for offset, one in enumerate([row(A), row(A, key=other), row(A)]):
+        staged.apply(offset, one)
+    staged.begin(7)
+    assert staged.oldest_us == 7
+    assert staged.ask_at_us() == 7 + ASK_AFTER_US
+    assert staged.to_ask(6 + ASK_AFTER_US, 10) == []
+    staged.stage(3, row(A, key=other), 8)
+    assert staged.to_ask(7 + ASK_AFTER_US, 10) == [KEY]
+    assert staged.batch_count == 4
 
 
 def test_nothing_is_asked_about_where_nothing_is_staged() -> None:

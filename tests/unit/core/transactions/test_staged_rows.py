@@ -28,7 +28,7 @@ PUBLISH = PublishRow(
     2,
     (PublishTarget(TOPIC, 4, array("q", [100, 103]), array("i", [7, 300])),),
 )
-DONE = DoneRow("orders", 3, 9, (End(TOPIC, 4, 1307),))
+DONE = DoneRow("orders", 3, 9, (End(TOPIC, 4, 1307, 307),), 2)
 
 
 def test_golden_bytes_of_a_publish() -> None:
@@ -43,7 +43,7 @@ def test_golden_bytes_of_a_publish() -> None:
 
 def test_golden_bytes_of_the_end_of_a_publish() -> None:
     golden = bytes.fromhex(
-        "92" "01" "91" "93" "c410" "000102030405060708090a0b0c0d0e0f" "04" "cd051b"
+        "93" "01" "91" "94" "c410" "000102030405060708090a0b0c0d0e0f" "04" "cd051b" "cd0133" "02"
     )  # fmt: skip
     assert encode_value(DONE) == golden
     assert decode_row(KIND_DONE, "orders", 3, 9, golden) == DONE
@@ -52,7 +52,7 @@ def test_golden_bytes_of_the_end_of_a_publish() -> None:
 def test_a_publish_of_nothing_and_its_end() -> None:
     for kind, row in (
         (KIND_PUBLISH, PublishRow("a", 0, 0, 2**62, 3, ())),
-        (KIND_DONE, DoneRow("a", 0, 0, ())),
+        (KIND_DONE, DoneRow("a", 0, 0, (), 3)),
     ):
         assert decode_row(kind, "a", 0, 0, encode_value(row)) == row
 
@@ -92,5 +92,5 @@ def test_another_kind(kind: int) -> None:
 
 
 def test_elements_that_a_later_version_appends_are_passed_over() -> None:
-    value = msgspec.msgpack.encode([1, [[TOPIC, 4, 1307]], "later"])
+    value = msgspec.msgpack.encode([1, [[TOPIC, 4, 1307, 307]], 2, "later"])
     assert decode_row(KIND_DONE, "orders", 3, 9, value) == DONE

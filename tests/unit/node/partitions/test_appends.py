@@ -609,3 +609,47 @@ def test_an_append_without_batches_to_an_empty_log_ends_at_once(
     node.send(Tick())
     assert barrier.offsets == [0]
     assert barrier.outcomes == [[None]]
+
+
+# --- what is in the log, though not safe ------------------------------------------------------
+def test_a_watcher_is_called_when_the_rows_are_in_the_log_and_before_they_are_safe(
+    node: NodeDriver,
+) -> None:
+    topic = node.create(durability="flushed")
+    replica = node.node.broker.replicas[topic, 0]
+    seen: list[object] = []
+    append = Rows(node)
+    append.on_call = lambda: seen.append("safe")
+    append.admit(topic, 1, 2, level=FLUSHED)
+    watch = node.node.broker.appends.watch
+    watch(replica, lambda now: seen.append(replica.log.log_end_offset))
+    assert seen == []
+    node.send(Tick())
+    assert seen == [2]
+    node.flush()
+    assert seen == [2, "safe"]
+
+
+def test_a_watcher_of_rows_that_are_not_stored_is_not_called(node: NodeDriver) -> None:
+    topic = node.create(durability="flushed")
+    replica = node.node.broker.replicas[topic, 0]
+    seen: list[object] = []
+    append = Rows(node)
+    append.admit(topic, 1)
+    node.node.broker.appends.watch(replica, seen.append)
+    with mock.patch.object(Log, "append", side_effect=DiskFull("a test")):
+        node.send(Tick())
+    assert error_of(append) is DiskFull
+    rows(node, topic, 2)
+    assert seen == []
+
+
+def test_the_bug_of_a_watcher_fails_no_append(node: NodeDriver) -> None:
+    topic = node.create(durability="memory")
+    append = Rows(node)
+    append.admit(topic, 1, level=MEMORY)
+    broken = mock.Mock(side_effect=RuntimeError("a test"))
+    node.node.broker.appends.watch(node.node.broker.replicas[topic, 0], broken)
+    node.send(Tick())
+    assert error_of(append) is None
+    assert [line.level for line in node.lines].count("error") == 1

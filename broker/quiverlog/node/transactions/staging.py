@@ -1,0 +1,576 @@
+"""Led partitions of `__staged`: what lies there is counted, published, and given up.
+
+Rows of kind 0 come by PRODUCE and are fed to the index when they are appended; this broker adds a
+row of kind 1 when a decided transaction is to be published, and one of kind 2 when that is done.
+
+Invariants: rows are forwarded only behind a row of kind 1 that is safe. PUBLISH is answered without
+an error only behind a row of kind 2 that is safe, or where the log start has passed the rows.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final, Literal
+
+from quiverlog.batch.header import BatchHeader
+from quiverlog.batch.ipc_metadata import read_ipc_metadata
+from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS, STAGED
+from quiverlog.core.partition.levels import safe_offset
+from quiverlog.core.partition.partition import PartitionState
+from quiverlog.core.transactions.staged import (
+    AttemptRange,
+    Done,
+    Key,
+    New,
+    NotHere,
+    Staged,
+    check_bytes,
+    key_of,
+)
+from quiverlog.core.transactions.staged_rows import (
+    KIND_BATCH,
+    KIND_DONE,
+    KIND_PUBLISH,
+    DoneRow,
+    End,
+    PublishRow,
+    StagedRow,
+    decode_row,
+    encode_value,
+)
+from quiverlog.errors import (
+    CoordinatorNotReady,
+    CorruptBatch,
+    CorruptLog,
+    InvalidRequest,
+    NotLeader,
+    QuiverlogError,
+    TransactionBusy,
+    UnsupportedFormat,
+)
+from quiverlog.limits import BATCH_HEADER_BYTES, GIB, TRANSACTION_ATTEMPT_BYTES
+from quiverlog.node.partitions.appends import Appends
+from quiverlog.node.partitions.replica import Replica
+from quiverlog.node.runtime.events import AT_ONCE_US
+from quiverlog.node.runtime.metadata_view import MetadataView
+from quiverlog.node.transactions.forwarding import Forwarding, Source
+from quiverlog.node.transactions.hosted import Hosted, Hosting
+from quiverlog.node.transactions.leaders import Local
+from quiverlog.node.transactions.queues import Item, Publish, TargetKey
+from quiverlog.types import (
+    PUBLISH_LEADER_EPOCHS_END,
+    Compression,
+    Durability,
+    Now,
+    PublishId,
+)
+from quiverlog.wire.messages import Request
+from quiverlog.wire.transaction_messages import (
+    CountedTarget,
+    CountStagedRequest,
+    CountStagedResponse,
+    PublishedTarget,
+    PublishRequest,
+    PublishResponse,
+)
+
+__all__ = ["STAGED_BYTES_MAX", "StagedKind", "Staging"]
+
+STAGED_BYTES_MAX: Final = 256 * GIB
+
+_SCHEMA: Final = INTERNAL_TOPICS[STAGED].schema
+_Code = Literal["b", "i", "q"]
+_SIZES: Final[dict[_Code, int]] = {"b": 1, "i": 4, "q": 8}
+_TOPIC_ID_BYTES: Final = 16
+_RETRY_US: Final = 500_000
+_TRIM_US: Final = 1_000_000
+"""Log starts move this often: in between, thousands of transactions may be published."""
+
+Published = Callable[[PublishResponse | None, QuiverlogError | None, Now], None]
+
+
+# --- rows in the log ----------------------------------------------------------------------------
+# Validity, ends and values of each column lie one after the other, in the order of the columns.
+_KIND, _ID, _EPOCH, _SEQUENCE, _ATTEMPT, _TOPIC_ID, _PARTITION, _ROW_COUNT, _BATCH = (
+    1, 3, 6, 8, 10, 13, 16, 18, 20,
+)  # fmt: skip
+"""The buffer with a column's numbers, or with its ends; then its values are in the next."""
+_BUFFERS: Final = 22
+
+
+class _Columns:
+    """The columns of a staged batch, from its first bytes. Raises CorruptBatch."""
+
+    __slots__ = ("_body", "_buffers", "needed", "row_count")
+
+    def __init__(self, header: BatchHeader, view: memoryview) -> None:
+        message = view[BATCH_HEADER_BYTES:]
+        metadata = read_ipc_metadata(message, header.total_bytes - BATCH_HEADER_BYTES)
+        if metadata.compression is not Compression.NONE:
+            raise CorruptBatch("a staged batch is not compressed.")
+        if len(metadata.buffers) != 2 * _BUFFERS or metadata.row_count != header.row_count:
+            raise CorruptBatch("a staged batch has other columns, or another number of rows.")
+        self._body = message[metadata.body_at :]
+        self._buffers = metadata.buffers
+        self.row_count = header.row_count
+        body_at = BATCH_HEADER_BYTES + metadata.body_at
+        # The payload is the last buffer, as all encoders write it; where not, it is read, too.
+        last = 2 * (_BATCH + 1)
+        ends = [
+            at + size
+            for at, size in zip(self._buffers[:last:2], self._buffers[1:last:2], strict=True)
+        ]
+        self.needed = min(body_at + max(ends), header.total_bytes)
+
+    def numbers(self, buffer: int, code: _Code) -> Sequence[int]:
+        size = _SIZES[code]
+        count = self.row_count + (buffer in (_ID, _ATTEMPT, _TOPIC_ID, _BATCH))
+        at, length = self._buffers[2 * buffer : 2 * buffer + 2]
+        data = self._body[at : at + count * size]
+        if length < count * size or len(data) < count * size:
+            raise CorruptBatch("a column of a staged batch is too short.")
+        return data.cast(code).tolist()
+
+    def values(self, buffer: int) -> list[memoryview]:
+        ends = self.numbers(buffer, "i")
+        at, length = self._buffers[2 * buffer + 2 : 2 * buffer + 4]
+        data = self._body[at : at + length]
+        if any(first > end for first, end in pairwise((0, *ends, len(data)))):
+            raise CorruptBatch("the ends of a column of a staged batch are wrong.")
+        return [data[first:end] for first, end in pairwise(ends)]
+
+    def sizes(self) -> list[int]:
+        """Of the column `batch`, whose values are not read."""
+        ends = self.numbers(_BATCH, "i")
+        return [end - first for first, end in pairwise(ends)]
+
+
+def _decode(header: BatchHeader, view: memoryview) -> Iterator[tuple[int, Any]]:
+    columns = _Columns(header, view)
+    kinds = columns.numbers(_KIND, "b")
+    names = [str(name, "utf-8") for name in columns.values(_ID)]
+    epochs, sequences = columns.numbers(_EPOCH, "q"), columns.numbers(_SEQUENCE, "q")
+    if any(kinds):
+        values = columns.values(_BATCH)
+        for row, kind in enumerate(kinds):
+            if kind == KIND_BATCH:
+                raise CorruptBatch("a staged batch has rows of clients and of brokers.")
+            key = (names[row], epochs[row], sequences[row])
+            yield header.base_offset + row, decode_row(kind, *key, bytes(values[row]))
+        return
+    attempts, topic_ids = columns.values(_ATTEMPT), columns.values(_TOPIC_ID)
+    partitions, row_counts = columns.numbers(_PARTITION, "i"), columns.numbers(_ROW_COUNT, "i")
+    for row, byte_count in enumerate(columns.sizes()):
+        attempt, topic_id = bytes(attempts[row]), bytes(topic_ids[row])
+        if len(attempt) != TRANSACTION_ATTEMPT_BYTES or len(topic_id) != _TOPIC_ID_BYTES:
+            raise CorruptBatch("an attempt or a topic id of a staged row has a wrong length.")
+        if byte_count < 0 or row_counts[row] < 1:
+            raise CorruptBatch("a staged row has an impossible size.")
+        key = (names[row], epochs[row], sequences[row])
+        yield (
+            header.base_offset + row,
+            StagedRow(*key, attempt, topic_id, partitions[row], row_counts[row], byte_count),
+        )
+
+
+class StagedKind:
+    """What `Hosted` needs of `__staged`."""
+
+    schema = _SCHEMA
+    level = int(Durability.REPLICATED)
+    takes_snapshots = False
+
+    __slots__ = ("_staging",)
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+
+    def new_machine(self, replica: Replica, leader_epoch: int) -> Staged:
+        return self._staging.new_index(replica, leader_epoch)
+
+    def row(self, record: PublishRow | DoneRow) -> tuple[Any, ...]:
+        kind = KIND_PUBLISH if isinstance(record, PublishRow) else KIND_DONE
+        return (kind, *key_of(record), b"", b"", -1, 0, encode_value(record))
+
+    def bytes_needed(self, header: BatchHeader, prefix: memoryview) -> int:
+        columns = _Columns(header, prefix)
+        try:
+            is_of_client = not any(columns.numbers(_KIND, "b"))
+        except CorruptBatch:
+            return header.total_bytes
+        return columns.needed if is_of_client else header.total_bytes
+
+    def decode(self, header: BatchHeader, view: memoryview) -> list[tuple[int, Any]]:
+        try:
+            return list(_decode(header, view))
+        except (UnicodeDecodeError, CorruptLog, UnsupportedFormat) as error:
+            raise CorruptBatch(f"a staged row cannot be read: {error}.") from error
+
+    def capture(self, machine: Staged) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def serving(self, hosted: Hosted, now: Now) -> None:
+        self._staging.serving(hosted, now)
+
+    def stopped(self, hosted: Hosted, error: QuiverlogError, now: Now) -> None:
+        self._staging.stopped(hosted, error, now)
+
+
+# --- serving ------------------------------------------------------------------------------------
+class _Waiter:
+    """A PUBLISH that is not answered: until then `led` is set."""
+
+    __slots__ = ("key", "led", "then")
+
+    def __init__(self, led: _Led, key: Key, then: Published) -> None:
+        self.led: _Led | None = led
+        self.key = key
+        self.then = then
+
+
+class _Led:
+    """A partition that is served. `done`: publishes whose row of kind 2 was refused."""
+
+    __slots__ = ("done", "hosted", "source", "staged", "trim_us", "waiters")
+
+    def __init__(self, hosted: Hosted, staged: Staged, source: Source) -> None:
+        self.hosted = hosted
+        self.staged = staged
+        self.source = source
+        self.trim_us = 0
+        self.waiters: dict[Key, list[_Waiter]] = {}
+        self.done: dict[Key, tuple[int, DoneRow]] = {}
+
+
+class Staging:
+    """Args:
+    bytes_max: `staged.bytes.max` now.
+    """
+
+    __slots__ = (
+        "_appends", "_bytes_max", "_counters", "_deadlines", "_forwarded", "_forwarding",
+        "_hosting", "_led", "_number", "_view", "local",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        hosting: Hosting,
+        forwarding: Forwarding,
+        appends: Appends,
+        view: MetadataView,
+        bytes_max: Callable[[], int],
+    ) -> None:
+        self._hosting = hosting
+        self._forwarding = forwarding
+        self._appends = appends
+        self._view = view
+        self._bytes_max = bytes_max
+        self._led: dict[tuple[bytes, int], _Led] = {}
+        # By partition: a leader epoch, and the numbers of publishes that were given in it. A row
+        # that had one may be trimmed before the index is built again.
+        self._counters: dict[int, tuple[int, int]] = {}
+        self._forwarded: list[tuple[_Led, PublishRow, Publish | None]] = []
+        self._deadlines: list[tuple[int, int, _Waiter]] = []
+        self._number = 0
+        self.local: dict[type[Request], Local] = {
+            CountStagedRequest: lambda request, then, now: then(self.count(request), None, now),
+            PublishRequest: self.publish,
+        }
+        hosting.kinds[STAGED] = StagedKind(self)
+
+    # --- leaderships ---------------------------------------------------------------------------
+    def new_index(self, replica: Replica, leader_epoch: int) -> Staged:
+        partition = replica.name.partition
+        known_epoch, count = self._counters.get(partition, (leader_epoch, 0))
+        return Staged(
+            lambda number: PublishId(partition, leader_epoch, number).pack(),
+            count if known_epoch == leader_epoch else 0,
+        )
+
+    def serving(self, hosted: Hosted, now: Now) -> None:
+        staged = hosted.machine
+        assert isinstance(staged, Staged)
+        staged.begin(now.mono_us)
+        led = _Led(hosted, staged, self._forwarding.begin(hosted.replica))
+        self._led[_place(hosted.replica)] = led
+        for row in staged.unfinished():
+            self._forward(led, row, now)
+        led.trim_us = now.mono_us
+
+    def stopped(self, hosted: Hosted, error: QuiverlogError, now: Now) -> None:
+        led = self._led.pop(_place(hosted.replica))
+        partition = hosted.replica.name.partition
+        self._counters[partition] = (hosted.leader_epoch, led.staged.next_publish)
+        self._forwarding.stop(led.source)
+        for key in list(led.waiters):
+            self._answer(led, key, None, error, now)
+
+    def _is_led(self, led: _Led) -> bool:
+        return self._led.get(_place(led.hosted.replica)) is led
+
+    def _find(self, partition: int, *, under_lease: bool) -> _Led:
+        """Raises CoordinatorNotReady, NotLeader, and as `Lookup.replica`."""
+        topic = self._view.image.topics.get(STAGED)
+        if topic is None:
+            raise CoordinatorNotReady(f"there is no {STAGED!r} yet.")
+        hosted = self._hosting.find(topic.topic_id, partition)
+        hosted.serve(under_lease=under_lease)
+        if hosted.leader_epoch >= PUBLISH_LEADER_EPOCHS_END:
+            # Its publishes would have numbers of other partitions.
+            raise NotLeader(f"{hosted.replica.name}: no leader epoch is left.")
+        return self._led[_place(hosted.replica)]
+
+    # --- rows of clients -----------------------------------------------------------------------
+    def check_room(self, replica: Replica, rows: Sequence[StagedRow]) -> None:
+        """Raises StagingFull, TransactionTooLarge: the rows are more than are staged here; and as
+        `_find`."""
+        led = self._find(replica.name.partition, under_lease=False)
+        led.staged.check_room(rows)
+        added: dict[str, int] = {}
+        for row in rows:
+            added[row.transactional_id] = added.get(row.transactional_id, 0) + row.byte_count
+        # A client chooses among the partitions, so a bound on one of them would bound nothing.
+        all_staged = [one.staged for one in self._led.values()]
+        held, added_in_all = sum(one.bytes_held for one in all_staged), sum(added.values())
+        for name, byte_count in added.items():
+            held_by_id = sum(one.bytes_of(name) for one in all_staged)
+            check_bytes(name, byte_count, held_by_id, added_in_all, held, self._bytes_max())
+
+    def admitted(self, replica: Replica, base_offset: int, rows: Sequence[StagedRow]) -> None:
+        """Feed the rows to the index when they are appended."""
+        self._appends.watch(replica, partial(self._appended, replica, base_offset, rows))
+
+    def _appended(
+        self, replica: Replica, base_offset: int, rows: Sequence[StagedRow], now: Now
+    ) -> None:
+        led = self._led.get(_place(replica))
+        if led is None:
+            return  # The replay that is under way reads them, too.
+        for offset, row in enumerate(rows, base_offset):
+            led.staged.stage(offset, row, now.mono_us)
+
+    # --- COUNT_STAGED --------------------------------------------------------------------------
+    def count(self, request: CountStagedRequest) -> CountStagedResponse:
+        """Raises as `_find`, FencedLeaderEpoch, UnknownLeaderEpoch, NotEnoughReplicas."""
+        led = self._find(request.partition, under_lease=True)
+        state = led.hosted.replica.state
+        state.check_leader_epoch(request.leader_epoch)
+        key = Key(request.transactional_id, request.epoch, request.sequence)
+        ranges = [
+            AttemptRange(one.attempt, one.row_count, one.first_offset, one.next_offset)
+            for one in request.attempts
+        ]
+        if any(len(one.attempt) != TRANSACTION_ATTEMPT_BYTES for one in ranges):
+            raise InvalidRequest(f"an attempt has {TRANSACTION_ATTEMPT_BYTES} bytes.")
+        safe = safe_offset(int(state.durability), state)
+        counted = led.staged.count(key, ranges, safe)
+        response = CountStagedResponse(is_whole=counted.is_whole)
+        if counted.is_whole:
+            end = max((one.next_offset for one in ranges), default=0)
+            response.durability = _level_below(end, state)
+            response.targets = [
+                CountedTarget(*target, row_count) for target, row_count in counted.targets.items()
+            ]
+        return response
+
+    # --- PUBLISH -------------------------------------------------------------------------------
+    def publish(self, request: PublishRequest, then: Published, now: Now) -> None:
+        """`then` when all rows are in their topics and safe, or with a retriable error: after
+        `max_wait_ms` TransactionBusy. Raises as `count`, ThrottledBroker, and what a produce gets.
+        """
+        led = self._find(request.partition, under_lease=True)
+        replica = led.hosted.replica
+        replica.state.check_leader_epoch(request.leader_epoch)
+        if any(len(one) != TRANSACTION_ATTEMPT_BYTES for one in request.attempts):
+            raise InvalidRequest(f"an attempt has {TRANSACTION_ATTEMPT_BYTES} bytes.")
+        key = Key(request.transactional_id, request.epoch, request.sequence)
+        answer = led.staged.publish(
+            key,
+            request.attempts,
+            request.first_offset,
+            request.next_offset,
+            request.durability,
+            replica.log.log_start_offset,
+            replica.log.log_end_offset,
+        )
+        if isinstance(answer, Done):
+            then(self._response(led, answer.row), None, now)
+            return
+        if isinstance(answer, NotHere):
+            raise NotLeader(
+                f"{replica.name} ends at {replica.log.log_end_offset}, the transaction's rows at"
+                f" {request.next_offset}."
+            )
+        if isinstance(answer, New):
+            row = answer.row
+            # A power failure that took it would have its rows published twice.
+            led.hosted.propose(
+                [row], now, partial(self._publish_safe, led, row), Durability.REPLICATED_FLUSHED
+            )
+        waiter = _Waiter(led, key, then)
+        led.waiters.setdefault(key, []).append(waiter)
+        self._number += 1
+        deadline_us = now.mono_us + max(0, request.max_wait_ms) * 1000
+        heapq.heappush(self._deadlines, (deadline_us, self._number, waiter))
+
+    def _publish_safe(
+        self,
+        led: _Led,
+        row: PublishRow,
+        _offset: int,
+        error: QuiverlogError | None,
+        now: Now,
+    ) -> None:
+        if error is not None:
+            self._answer(led, key_of(row), None, error, now)
+        else:
+            self._forward(led, row, now)
+
+    def _forward(self, led: _Led, row: PublishRow, now: Now) -> None:
+        targets: dict[TargetKey, Sequence[Item]] = {
+            (one.topic_id, one.partition): [Item(*item) for item in one.rows()]
+            for one in row.targets
+        }
+        if not targets:
+            self._forwarded.append((led, row, None))
+            return
+        publish = Publish(
+            row.producer_id,
+            row.durability,
+            targets,
+            lambda publish: self._forwarded.append((led, row, publish)),
+        )
+        self._forwarding.add(led.source, publish, now)
+
+    def _finish(self, led: _Led, row: PublishRow, publish: Publish | None, now: Now) -> None:
+        """Record that all targets have acknowledged all rows."""
+        ends: list[End] = []
+        level = int(Durability.REPLICATED_FLUSHED)
+        if publish is not None:
+            for target in row.targets:
+                end_offset = publish.ends.get((target.topic_id, target.partition))
+                if end_offset is not None:  # Else the topic is deleted, or its rows are lost.
+                    end = End(target.topic_id, target.partition, end_offset, target.row_count)
+                    ends.append(end)
+            if publish.level is not None:
+                level = publish.level
+        self._record_done(led, DoneRow(*key_of(row), tuple(ends), level), now)
+
+    def _record_done(self, led: _Led, done: DoneRow, now: Now) -> None:
+        try:
+            led.hosted.propose([done], now, partial(self._done_safe, led, done))
+        except QuiverlogError as error:
+            self._done_safe(led, done, -1, error, now)
+
+    def _done_safe(
+        self, led: _Led, done: DoneRow, _offset: int, error: QuiverlogError | None, now: Now
+    ) -> None:
+        key = key_of(done)
+        if error is None:
+            led.trim_us = led.trim_us or now.mono_us + _TRIM_US
+            self._answer(led, key, self._response(led, done), None, now)
+        elif self._is_led(led):
+            # Nothing was stored, as where the disk is full. Its targets keep what they have.
+            led.done[key] = (now.mono_us + _RETRY_US, done)
+
+    def _response(self, led: _Led, done: DoneRow | None) -> PublishResponse:
+        if done is None:
+            return PublishResponse(durability=led.hosted.replica.state.durability)
+        targets = [PublishedTarget(*end) for end in done.ends]
+        return PublishResponse(targets=targets, durability=Durability(done.durability))
+
+    def _answer(
+        self,
+        led: _Led,
+        key: Key,
+        response: PublishResponse | None,
+        error: QuiverlogError | None,
+        now: Now,
+    ) -> None:
+        for waiter in led.waiters.pop(key, ()):
+            waiter.led = None
+            waiter.then(response, error, now)
+
+    # --- giving up -----------------------------------------------------------------------------
+    def give_up(self, partition: int, key: Key, now: Now) -> None:
+        """Drop rows that the coordinator has answered are dead, or published."""
+        led = self._find(partition, under_lease=False)
+        led.staged.give_up(key)
+        led.trim_us = led.trim_us or now.mono_us + _TRIM_US
+
+    def _trim(self, led: _Led, now: Now) -> None:
+        replica = led.hosted.replica
+        offset = min(led.staged.trim_offset(), replica.state.high_watermark)
+        # Not promised: the next leader would come to the same start, from an earlier one, too.
+        if offset > replica.log.log_start_offset and replica.state.leads:
+            self._hosting.trims.trim(replica, offset, now, _ignore, promised=False)
+
+    # --- turns ---------------------------------------------------------------------------------
+    @property
+    def is_needed(self) -> bool:
+        return bool(self._forwarded)
+
+    def next_us(self) -> int | None:
+        if self._forwarded:
+            return AT_ONCE_US
+        due = [led.trim_us for led in self._led.values() if led.trim_us]
+        for led in self._led.values():
+            due += [at_us for at_us, _ in led.done.values()]
+        # Most were answered long before.
+        while self._deadlines and self._deadlines[0][2].led is None:
+            heapq.heappop(self._deadlines)
+        if self._deadlines:
+            due.append(self._deadlines[0][0])
+        return min(due, default=None)
+
+    def run(self, now: Now) -> None:
+        forwarded, self._forwarded = self._forwarded, []
+        for led, row, publish in forwarded:
+            # Another leader finds the same out by sending the rows again.
+            if self._is_led(led):
+                self._finish(led, row, publish, now)
+
+    def tick(self, now: Now) -> None:
+        self.run(now)
+        while self._deadlines and self._deadlines[0][0] <= now.mono_us:
+            self._expire(heapq.heappop(self._deadlines)[2], now)
+        for led in list(self._led.values()):
+            for key, (at_us, done) in list(led.done.items()):
+                if at_us <= now.mono_us:
+                    del led.done[key]
+                    self._record_done(led, done, now)
+            if led.trim_us and led.trim_us <= now.mono_us:
+                led.trim_us = 0
+                self._trim(led, now)
+
+    def _expire(self, waiter: _Waiter, now: Now) -> None:
+        led, waiter.led = waiter.led, None
+        if led is not None:
+            waiters = led.waiters[waiter.key]
+            waiters.remove(waiter)
+            if not waiters:
+                del led.waiters[waiter.key]
+            busy = TransactionBusy(
+                "the transaction is committed, and its rows are being published."
+            )
+            waiter.then(None, busy, now)
+
+
+def _level_below(offset: int, state: PartitionState) -> Durability:
+    """Return the strongest level that the rows below `offset` have."""
+    if state.leadership is None or not state.leadership.is_replicated:
+        levels = (Durability.FLUSHED, Durability.MEMORY)
+    else:
+        levels = (Durability.REPLICATED_FLUSHED, Durability.REPLICATED)
+    return next((one for one in levels if safe_offset(int(one), state) >= offset), levels[-1])
+
+
+def _place(replica: Replica) -> tuple[bytes, int]:
+    return replica.topic.topic_id, replica.name.partition
+
+
+def _ignore(_result: object, _error: BaseException | None, _now: Now) -> None:
+    """A log start that did not move is moved with the next."""
