@@ -61,7 +61,7 @@ _SNAPSHOT_PIECE_RECORDS: Final = 500
 _SNAPSHOT_PIECE_BYTES: Final = 256 * KIB
 _RETRY_US_MIN: Final = 50_000
 _RETRY_US_MAX: Final = 2_000_000
-_PASSING: Final = (KeyError, StorageFault, MemoryError)
+_PASSING: Final = (OSError, StorageFault, MemoryError)
 """Errors of a read that may not be met again; another broker may lead because of them."""
 _REFUSED: Final = (DiskFull, ThrottledBroker)
 """Errors of an append of which nothing is stored."""
@@ -437,6 +437,7 @@ class Hosted:
         replica = self.replica
         self._life += 1
         self._state = _State.REPLAYING
+        self._unapplied.clear()  # Of a machine that is thrown away.
         try:
             self._machine = self.kind.new_machine(replica, self.leader_epoch)
         except Exception as bug:
@@ -529,7 +530,6 @@ class Hosted:
             )
             self._parts.lookup.unreadable(self.replica, error)
         self._state = _State.RESTING
-        self._unapplied.clear()
         self._parts.step_at(self, due_us)
 
     def _pause(self) -> int:
