@@ -536,7 +536,7 @@ class Broker:
             Timed(self.creation_note.next_us, self.creation_note.run, running),
             Timed(assignment.next_us, assignment.tick, running),
             Timed(self.transactions.next_us, self.transactions.run, running),
-            Timed(self.coordinators.next_us, self.coordinators.run, running),
+            Timed(self.coordinators.next_us, self.coordinators.run),
             Timed(
                 partial(assignment.next_us, starting=True),
                 partial(assignment.tick, starting=True),

@@ -67,10 +67,11 @@ from quiverlog.wire.transaction_messages import (
 
 __all__ = ["Coordinators", "Shown", "TransactionsKind"]
 
-PUBLISHES_MAX: Final = 192
-"""PUBLISH requests under way: fewer than may wait for one peer."""
+PUBLISHES_MAX: Final = 64
+"""PUBLISH requests under way: rows and counts of the same link find their places."""
 PUBLISH_WAIT_MS: Final = 1_000
-"""A staging leader holds a PUBLISH for this: then it leaves its place to others."""
+"""A staging leader holds the first PUBLISH for this. It goes on without one: those that follow ask
+whether it is done, and are answered at once, so that no target that is away keeps a place."""
 PUBLISH_BACKOFF_MS_MIN: Final = 50
 PUBLISH_BACKOFF_MS_MAX: Final = 2_000
 COUNT_BACKOFF_MS: Final = 50
@@ -140,7 +141,10 @@ class _Publishing:
         self.why: QuiverlogError | None = None
         self.is_over = False
 
-    def take(self, response: PublishResponse, now: Now) -> None:
+    def is_first(self, partition: int) -> bool:
+        return self.parts[partition] == PUBLISH_BACKOFF_MS_MIN
+
+    def take(self, response: PublishResponse) -> None:
         for target in response.targets:
             key = target.topic_id, target.partition
             self.ends[key] = max(target.end_offset, self.ends.get(key, -1))
@@ -412,6 +416,7 @@ class Coordinators:
             missing = again
             if missing:
                 yield self._pause(call.now.mono_us + COUNT_BACKOFF_MS * 1000)
+                hosted.serve()  # Raises: the next coordinator counts again.
         return min(levels)
 
     def _count_one(
@@ -524,7 +529,7 @@ class Coordinators:
                 next_offset=part.next_offset,
                 # The topic's own level is the least in any case.
                 durability=max(committed.durability, Durability.MEMORY),
-                max_wait_ms=PUBLISH_WAIT_MS,
+                max_wait_ms=PUBLISH_WAIT_MS if publishing.is_first(partition) else 0,
             )
             self._under_way += 1
             then = partial(self._answered, publishing, partition)
@@ -555,7 +560,7 @@ class Coordinators:
             self._at(due_us, lambda _now: self._ready.append((publishing, partition)))
             return
         assert isinstance(response, PublishResponse)
-        publishing.take(response, now)
+        publishing.take(response)
         del publishing.parts[partition]
         if not publishing.parts:
             self._record(publishing, now)

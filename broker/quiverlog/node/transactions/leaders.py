@@ -57,14 +57,12 @@ class Leaders:
             request.partition = partition
             request.leader_epoch = image.leader_epoch
             if image.leader_id == self._node_id:
-                local = self.local.get(type(request))
-                if local is None:
-                    raise CoordinatorNotReady(f"{STAGED}-{partition} is not served here.")
-                local(request, then, now)
+                self.local[type(request)](request, then, now)
                 return
             if image.leader_id < 0:
                 raise CoordinatorNotReady(f"{STAGED}-{partition} has no leader now.")
-            peer = Peer(image.leader_id, Purpose.CONTROL)
+            # Not with the quorum: a leader holds a PUBLISH, and 20,000 attempts are not small.
+            peer = Peer(image.leader_id, Purpose.ROWS)
             self._peers.ask(peer, request, partial(_take_answer, then), now)
         except Exception as error:
             then(None, error, now)

@@ -13,7 +13,6 @@ import pytest
 from quiverlog.core.controller.internal_topics import STAGED
 from quiverlog.core.transactions.coordinator import ID_EXPIRY_MS_DEFAULT, Resolved
 from quiverlog.errors import (
-    BrokerShuttingDown,
     CoordinatorNotReady,
     FencedLeaderEpoch,
     InvalidRequest,
@@ -120,7 +119,7 @@ def test_a_commit_is_counted_decided_and_published(node: TransactionDriver) -> N
     assert node.response(correlation) is None
     asked = node.published(end_offset=5), node.published(end_offset=8)
     assert [one.attempts for one in asked] == [[ATTEMPT], [OTHER]]
-    assert {one.max_wait_ms for one in asked} == {module.PUBLISH_WAIT_MS}
+    assert {one.max_wait_ms for one in asked} == {module.PUBLISH_WAIT_MS}, "the first"
     response = node.response(correlation)
     assert (response.error_code, response.outcome, response.row_count) == (0, 0, 8)
     assert (response.durability, response.is_published) == (Durability.FLUSHED, True)
@@ -360,7 +359,8 @@ def test_a_publish_is_tried_for_ever_from_50_ms_to_2_s(node: TransactionDriver) 
     node.count()
     pauses = []
     for _ in range(9):
-        _, then = node.publishes.pop()
+        request, then = node.publishes.pop()
+        assert request.max_wait_ms == (0 if pauses else module.PUBLISH_WAIT_MS)
         node.end(then, None, NotLeader("x"))
         pause = 0
         while not node.publishes:
@@ -429,17 +429,31 @@ def test_a_decision_whose_append_is_lost_has_an_unknown_outcome(node: Transactio
 
 def test_a_stopping_broker_answers_what_waits(node: TransactionDriver) -> None:
     epoch = node.open().epoch
-    counting = node.commit(epoch, 1)
-    node.commit(epoch, 0, attempt(OTHER), wait=0)
-    node.counts.append(node.counts.pop(0))
+    node.commit(epoch, 0, wait=0)
     node.count()
-    waits = node.commit(epoch, 0, attempt(OTHER), wait=1)
-    assert node.response(waits) is None
+    published = node.commit(epoch, 0)
+    following = node.commit(epoch, 1, attempt(OTHER))
     node.send(Shutdown())
     while node.syncs:
         node.flush()
-    assert node.response(waits).error_code in (0, BrokerShuttingDown.code)
-    assert node.response(counting) is None or node.response(counting).error_code
+    assert node.shut_down, "no request keeps it"
+    response = node.response(published)
+    assert (response.outcome, response.is_published) == (1, False)
+    assert node.response(following).error_code
+
+
+def test_a_stopping_broker_counts_no_more(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    counting = node.commit(epoch, 0)
+    _, then = node.counts.pop()
+    node.end(then, None, NotLeader("x"))
+    node.send(Shutdown())
+    node.advance(module.COUNT_BACKOFF_MS)
+    while node.syncs:
+        node.flush()
+    assert node.shut_down
+    assert not node.counts
+    assert node.response(counting).error_code
 
 
 # --- ABORT --------------------------------------------------------------------------------------
