@@ -356,6 +356,18 @@ _KEYS: Final = (
         reloadable=True,
     ),
     Setting(
+        "staged.bytes.max",
+        _INT,
+        0,
+        "Rows of transactions that wait in `__staged` until they are published: in all partitions"
+        " that this broker leads, of which one transactional id has at most half. A commit that"
+        " needs more is refused. 0: a quarter of the disk, at most 256 GiB.",
+        unit="bytes",
+        minimum=0,
+        maximum=2**50,
+        reloadable=True,
+    ),
+    Setting(
         "staged.partitions",
         _INT,
         0,

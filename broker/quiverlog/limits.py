@@ -76,6 +76,9 @@ TRANSACTIONS_PARTITIONS: Final = 16
 STAGED_PARTITIONS_PER_BROKER: Final = 2
 STAGED_PARTITIONS_MIN: Final = 4
 STAGED_PARTITIONS_MAX: Final = 256
+STAGED_BYTES_DEFAULT_MAX: Final = 256 * GIB
+STAGED_BYTES_DISK_SHARE: Final = 4
+"""Rows of transactions that are not published take at most this part of a broker's disk."""
 INTERNAL_RAISE_MS: Final = 300_000
 """After the last registration: brokers that join together count together."""
 INTERNAL_RAISE_RETRY_MS: Final = 60_000

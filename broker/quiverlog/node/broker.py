@@ -70,7 +70,7 @@ from quiverlog.node.transactions.forwarded import Targets
 from quiverlog.node.transactions.forwarding import Forwarding
 from quiverlog.node.transactions.hosted import Hosting
 from quiverlog.node.transactions.leaders import Leaders
-from quiverlog.node.transactions.staging import STAGED_BYTES_MAX, Staging
+from quiverlog.node.transactions.staging import Staging
 from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import Now, TopicPartition
@@ -125,6 +125,8 @@ def make_live_config(broker: Broker) -> LiveConfig:
         "leader.balance.moves.max": broker.elections.set_moves_max,
         "partition.move.bytes.per.second": broker.replication.set_move_rate,
         "damaged.replicas.kept": broker.repairs.set_kept,
+        # Made later; no value is set before.
+        "staged.bytes.max": lambda bytes_max, now: broker.staging.set_bytes_max(bytes_max, now),
     }
     config = broker.config
     return LiveConfig(
@@ -464,7 +466,7 @@ class Broker:
         )
         self.assignment.listen(self.transactions)
         self.staging = Staging(
-            self.transactions, self.forwarding, self.appends, self.view, lambda: STAGED_BYTES_MAX
+            self.transactions, self.forwarding, self.appends, self.view, self.config
         )
         leaders = Leaders(self.config.node_id, self.view, self.peers, self.staging.local)
         self.coordinators = Coordinators(self.view, self.transactions, leaders, self.outbox)

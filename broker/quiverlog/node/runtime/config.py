@@ -76,6 +76,10 @@ class NodeConfig:
     partitions_default: int = 1
     staged_partitions: int = 0
     """With which the controller makes `__staged`; 0: by the number of live brokers."""
+    staged_bytes_max: int = 0
+    """Rows of transactions that are not published; 0: by the size of the disk."""
+    disk_bytes: int = 0
+    """The size of the disk; 0: unknown."""
     disk_reserve_bytes: int = DISK_RESERVE_BYTES_DEFAULT
     flushes_in_flight_max: int = 4
     """More would only queue up in the disk."""
@@ -141,6 +145,7 @@ class NodeConfig:
         assert self.staged_partitions == 0 or (
             STAGED_PARTITIONS_MIN <= self.staged_partitions <= STAGED_PARTITIONS_MAX
         )
+        assert self.staged_bytes_max >= 0
         assert self.flushes_in_flight_max >= 1
         assert self.retention_check_ms >= 1
         assert self.damaged_replicas_kept >= 0

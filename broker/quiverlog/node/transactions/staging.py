@@ -51,9 +51,15 @@ from quiverlog.errors import (
     TransactionBusy,
     UnsupportedFormat,
 )
-from quiverlog.limits import BATCH_HEADER_BYTES, GIB, TRANSACTION_ATTEMPT_BYTES
+from quiverlog.limits import (
+    BATCH_HEADER_BYTES,
+    STAGED_BYTES_DEFAULT_MAX,
+    STAGED_BYTES_DISK_SHARE,
+    TRANSACTION_ATTEMPT_BYTES,
+)
 from quiverlog.node.partitions.appends import Appends
 from quiverlog.node.partitions.replica import Replica
+from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.node.runtime.events import AT_ONCE_US
 from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.transactions.forwarding import Forwarding, Source
@@ -77,9 +83,8 @@ from quiverlog.wire.transaction_messages import (
     PublishResponse,
 )
 
-__all__ = ["STAGED_BYTES_MAX", "StagedKind", "Staging"]
+__all__ = ["StagedKind", "Staging"]
 
-STAGED_BYTES_MAX: Final = 256 * GIB
 
 _SCHEMA: Final = INTERNAL_TOPICS[STAGED].schema
 _Code = Literal["b", "i", "q"]
@@ -220,39 +225,36 @@ class StagedKind:
 
 
 # --- serving ------------------------------------------------------------------------------------
-class _Waiter:
-    """A PUBLISH that is not answered: until then `led` is set."""
-
-    __slots__ = ("key", "led", "then")
-
-    def __init__(self, led: _Led, key: Key, then: Published) -> None:
-        self.led: _Led | None = led
-        self.key = key
-        self.then = then
-
-
 class _Led:
-    """A partition that is served. `done`: publishes whose row of kind 2 was refused."""
+    """A partition that is served."""
 
-    __slots__ = ("done", "hosted", "source", "staged", "trim_us", "waiters")
+    __slots__ = ("hosted", "source", "staged", "trim_is_due", "waiters")
 
     def __init__(self, hosted: Hosted, staged: Staged, source: Source) -> None:
         self.hosted = hosted
         self.staged = staged
         self.source = source
-        self.trim_us = 0
-        self.waiters: dict[Key, list[_Waiter]] = {}
-        self.done: dict[Key, tuple[int, DoneRow]] = {}
+        self.trim_is_due = False
+        self.waiters: dict[Key, list[_Turn]] = {}
+
+
+class _Turn:
+    """What is to be done at a time; `then`: of a PUBLISH that is not answered."""
+
+    __slots__ = ("call", "is_over", "then")
+
+    def __init__(self, call: Callable[[_Turn, Now], None], then: Published | None = None) -> None:
+        self.call = call
+        self.then = then
+        self.is_over = False
 
 
 class Staging:
-    """Args:
-    bytes_max: `staged.bytes.max` now.
-    """
+    """`bytes_max`: of all rows that are staged in partitions that this broker leads."""
 
     __slots__ = (
-        "_appends", "_bytes_max", "_counters", "_deadlines", "_forwarded", "_forwarding",
-        "_hosting", "_led", "_number", "_view", "local",
+        "_appends", "_counters", "_disk_bytes", "_forwarded", "_forwarding", "_hosting", "_led",
+        "_number", "_turns", "_view", "bytes_max", "local",
     )  # fmt: skip
 
     def __init__(
@@ -261,25 +263,31 @@ class Staging:
         forwarding: Forwarding,
         appends: Appends,
         view: MetadataView,
-        bytes_max: Callable[[], int],
+        config: NodeConfig,
     ) -> None:
         self._hosting = hosting
         self._forwarding = forwarding
         self._appends = appends
         self._view = view
-        self._bytes_max = bytes_max
+        self._disk_bytes = config.disk_bytes
+        self.set_bytes_max(config.staged_bytes_max)
         self._led: dict[tuple[bytes, int], _Led] = {}
         # By partition: a leader epoch, and the numbers of publishes that were given in it. A row
         # that had one may be trimmed before the index is built again.
         self._counters: dict[int, tuple[int, int]] = {}
         self._forwarded: list[tuple[_Led, PublishRow, Publish | None]] = []
-        self._deadlines: list[tuple[int, int, _Waiter]] = []
+        self._turns: list[tuple[int, int, _Turn]] = []
         self._number = 0
         self.local: dict[type[Request], Local] = {
             CountStagedRequest: lambda request, then, now: then(self.count(request), None, now),
             PublishRequest: self.publish,
         }
         hosting.kinds[STAGED] = StagedKind(self)
+
+    def set_bytes_max(self, bytes_max: int, _now: Now | None = None) -> None:
+        """`staged.bytes.max`."""
+        share = self._disk_bytes // STAGED_BYTES_DISK_SHARE or STAGED_BYTES_DEFAULT_MAX
+        self.bytes_max = bytes_max or min(share, STAGED_BYTES_DEFAULT_MAX)
 
     # --- leaderships ---------------------------------------------------------------------------
     def new_index(self, replica: Replica, leader_epoch: int) -> Staged:
@@ -298,7 +306,7 @@ class Staging:
         self._led[_place(hosted.replica)] = led
         for row in staged.unfinished():
             self._forward(led, row, now)
-        led.trim_us = now.mono_us
+        self._trim_later(led, now)
 
     def stopped(self, hosted: Hosted, error: QuiverlogError, now: Now) -> None:
         led = self._led.pop(_place(hosted.replica))
@@ -337,7 +345,7 @@ class Staging:
         held, added_in_all = sum(one.bytes_held for one in all_staged), sum(added.values())
         for name, byte_count in added.items():
             held_by_id = sum(one.bytes_of(name) for one in all_staged)
-            check_bytes(name, byte_count, held_by_id, added_in_all, held, self._bytes_max())
+            check_bytes(name, byte_count, held_by_id, added_in_all, held, self.bytes_max)
 
     def admitted(self, replica: Replica, base_offset: int, rows: Sequence[StagedRow]) -> None:
         """Feed the rows to the index when they are appended."""
@@ -410,11 +418,9 @@ class Staging:
             led.hosted.propose(
                 [row], now, partial(self._publish_safe, led, row), Durability.REPLICATED_FLUSHED
             )
-        waiter = _Waiter(led, key, then)
+        waiter = _Turn(partial(self._expire, led, key), then)
         led.waiters.setdefault(key, []).append(waiter)
-        self._number += 1
-        deadline_us = now.mono_us + max(0, request.max_wait_ms) * 1000
-        heapq.heappush(self._deadlines, (deadline_us, self._number, waiter))
+        self._at(now.mono_us + max(0, request.max_wait_ms) * 1000, waiter)
 
     def _publish_safe(
         self,
@@ -460,6 +466,8 @@ class Staging:
         self._record_done(led, DoneRow(*key_of(row), tuple(ends), level), now)
 
     def _record_done(self, led: _Led, done: DoneRow, now: Now) -> None:
+        if not self._is_led(led):
+            return  # The next leader finds the same out by sending the rows again.
         try:
             led.hosted.propose([done], now, partial(self._done_safe, led, done))
         except QuiverlogError as error:
@@ -470,11 +478,12 @@ class Staging:
     ) -> None:
         key = key_of(done)
         if error is None:
-            led.trim_us = led.trim_us or now.mono_us + _TRIM_US
+            self._trim_later(led, now)
             self._answer(led, key, self._response(led, done), None, now)
         elif self._is_led(led):
             # Nothing was stored, as where the disk is full. Its targets keep what they have.
-            led.done[key] = (now.mono_us + _RETRY_US, done)
+            again = _Turn(lambda _turn, now: self._record_done(led, done, now))
+            self._at(now.mono_us + _RETRY_US, again)
 
     def _response(self, led: _Led, done: DoneRow | None) -> PublishResponse:
         if done is None:
@@ -491,7 +500,8 @@ class Staging:
         now: Now,
     ) -> None:
         for waiter in led.waiters.pop(key, ()):
-            waiter.led = None
+            waiter.is_over = True
+            assert waiter.then is not None
             waiter.then(response, error, now)
 
     # --- giving up -----------------------------------------------------------------------------
@@ -499,13 +509,21 @@ class Staging:
         """Drop rows that the coordinator has answered are dead, or published."""
         led = self._find(partition, under_lease=False)
         led.staged.give_up(key)
-        led.trim_us = led.trim_us or now.mono_us + _TRIM_US
+        self._trim_later(led, now)
 
-    def _trim(self, led: _Led, now: Now) -> None:
+    def _trim_later(self, led: _Led, now: Now) -> None:
+        if not led.trim_is_due:
+            led.trim_is_due = True
+            self._at(now.mono_us + _TRIM_US, _Turn(partial(self._trim, led)))
+
+    def _trim(self, led: _Led, _turn: _Turn, now: Now) -> None:
+        led.trim_is_due = False
+        if not self._is_led(led):
+            return
         replica = led.hosted.replica
         offset = min(led.staged.trim_offset(), replica.state.high_watermark)
         # Not promised: the next leader would come to the same start, from an earlier one, too.
-        if offset > replica.log.log_start_offset and replica.state.leads:
+        if offset > replica.log.log_start_offset:
             self._hosting.trims.trim(replica, offset, now, _ignore, promised=False)
 
     # --- turns ---------------------------------------------------------------------------------
@@ -516,47 +534,36 @@ class Staging:
     def next_us(self) -> int | None:
         if self._forwarded:
             return AT_ONCE_US
-        due = [led.trim_us for led in self._led.values() if led.trim_us]
-        for led in self._led.values():
-            due += [at_us for at_us, _ in led.done.values()]
-        # Most were answered long before.
-        while self._deadlines and self._deadlines[0][2].led is None:
-            heapq.heappop(self._deadlines)
-        if self._deadlines:
-            due.append(self._deadlines[0][0])
-        return min(due, default=None)
+        turns = self._turns
+        while turns and turns[0][2].is_over:  # Most are answered long before.
+            heapq.heappop(turns)
+        return turns[0][0] if turns else None
+
+    def _at(self, due_us: int, turn: _Turn) -> None:
+        self._number += 1
+        heapq.heappush(self._turns, (due_us, self._number, turn))
 
     def run(self, now: Now) -> None:
         forwarded, self._forwarded = self._forwarded, []
         for led, row, publish in forwarded:
-            # Another leader finds the same out by sending the rows again.
-            if self._is_led(led):
-                self._finish(led, row, publish, now)
+            self._finish(led, row, publish, now)
 
     def tick(self, now: Now) -> None:
         self.run(now)
-        while self._deadlines and self._deadlines[0][0] <= now.mono_us:
-            self._expire(heapq.heappop(self._deadlines)[2], now)
-        for led in list(self._led.values()):
-            for key, (at_us, done) in list(led.done.items()):
-                if at_us <= now.mono_us:
-                    del led.done[key]
-                    self._record_done(led, done, now)
-            if led.trim_us and led.trim_us <= now.mono_us:
-                led.trim_us = 0
-                self._trim(led, now)
+        while self._turns and self._turns[0][0] <= now.mono_us:
+            turn = heapq.heappop(self._turns)[2]
+            if not turn.is_over:
+                turn.call(turn, now)
 
-    def _expire(self, waiter: _Waiter, now: Now) -> None:
-        led, waiter.led = waiter.led, None
-        if led is not None:
-            waiters = led.waiters[waiter.key]
-            waiters.remove(waiter)
-            if not waiters:
-                del led.waiters[waiter.key]
-            busy = TransactionBusy(
-                "the transaction is committed, and its rows are being published."
-            )
-            waiter.then(None, busy, now)
+    def _expire(self, led: _Led, key: Key, waiter: _Turn, now: Now) -> None:
+        waiters = led.waiters[key]
+        waiters.remove(waiter)
+        if not waiters:
+            del led.waiters[key]
+        waiter.is_over = True
+        assert waiter.then is not None
+        busy = TransactionBusy("the transaction is committed, and its rows are being published.")
+        waiter.then(None, busy, now)
 
 
 def _level_below(offset: int, state: PartitionState) -> Durability:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from quiverlog.addresses import Address
@@ -85,10 +87,23 @@ def node_config(
         leader_balance_period_ms=config.leader_balance_period_ms,
         leader_balance_moves_max=config.leader_balance_moves_max,
         move_bytes_per_s=config.partition_move_bytes_per_second,
+        staged_bytes_max=config.staged_bytes_max,
         staged_partitions=config.staged_partitions,
+        disk_bytes=_disk_bytes(config.data_dir),
         feature_level_max=config.feature_level_max,
         given=dict(config.given),
     )
+
+
+def _disk_bytes(data_dir: str) -> int:
+    """Return the size of the file system; 0: it cannot be measured."""
+    place = Path(data_dir).absolute()
+    while not place.exists():  # A new data directory is made later.
+        place = place.parent
+    try:
+        return shutil.disk_usage(place).total
+    except OSError:
+        return 0
 
 
 def connection_limits(

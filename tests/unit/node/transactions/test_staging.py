@@ -34,7 +34,7 @@ from quiverlog.errors import (
     UnknownLeaderEpoch,
     UnknownPartition,
 )
-from quiverlog.limits import BATCH_HEADER_BYTES
+from quiverlog.limits import BATCH_HEADER_BYTES, GIB
 from quiverlog.node.runtime.events import Tick
 from quiverlog.node.transactions.hosted import Hosted
 from quiverlog.node.transactions.kinds import encode_rows
@@ -42,6 +42,7 @@ from quiverlog.node.transactions.replay import PREFIX_BYTES
 from quiverlog.node.transactions.staging import StagedKind
 from quiverlog.types import Durability, PublishId
 from quiverlog.wire import messages as m
+from quiverlog.wire.config_messages import AlterConfigsRequest, ConfigChange
 from quiverlog.wire.transaction_messages import (
     CountedAttempt,
     CountedTarget,
@@ -427,7 +428,7 @@ def test_rows_beyond_a_bound_are_refused(staging: Staging, monkeypatch: pytest.M
 def test_rows_beyond_the_bytes_of_the_broker_are_refused(staging: Staging) -> None:
     held = len(batch_of([1]))
     broker = staging.node.node.broker
-    broker.staging._bytes_max = lambda: 4 * held
+    broker.staging.set_bytes_max(4 * held)
     staging.stage(staging.row([1]), staging.row([2]))
 
     def produce(partition: int, name: str) -> int:
@@ -442,6 +443,38 @@ def test_rows_beyond_the_bytes_of_the_broker_are_refused(staging: Staging) -> No
     assert produce(0, "id") == TransactionTooLarge.code
     assert produce(0, "b") == produce(1, "c") == 0
     assert produce(2, "d") == StagingFull.code
+
+
+@pytest.mark.parametrize(
+    ("given", "disk_bytes", "bytes_max"),
+    [
+        (0, 0, 256 * GIB),
+        (0, 403, 100),
+        (0, 1024 * GIB, 256 * GIB),
+        (0, 1025 * GIB, 256 * GIB),
+        (0, 1023 * GIB, 1023 * GIB // 4),
+        (7, 1024 * GIB, 7),
+        (2**50, 403, 2**50),
+    ],
+)
+def test_the_bytes_are_a_quarter_of_the_disk_unless_they_are_given(
+    tmp_path: Path, given: int, disk_bytes: int, bytes_max: int
+) -> None:
+    node = NodeDriver(tmp_path, staged_bytes_max=given, disk_bytes=disk_bytes)
+    assert node.node.broker.staging.bytes_max == bytes_max
+
+
+def test_the_bytes_follow_the_configuration(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path, disk_bytes=400)
+    for value, bytes_max in (("9", 9), ("0", 100)):
+        change = ConfigChange("staged.bytes.max", value)
+        asked = node.request(AlterConfigsRequest(changes=[change]))
+        while node.syncs:
+            node.flush()
+        answer = node.answer(asked)
+        assert answer is not None
+        assert answer[0].error_code == 0, answer[0].error_message
+        assert node.node.broker.staging.bytes_max == bytes_max
 
 
 def test_rows_that_could_not_be_stored_are_not_in_the_index(staging: Staging) -> None:

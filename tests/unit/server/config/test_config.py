@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
@@ -278,3 +279,25 @@ def test_partitions_for_staged_rows(tmp_path: Path, count: int) -> None:
 def test_too_few_or_too_many_of_them(tmp_path: Path, count: int) -> None:
     error = refusal(tmp_path, f"staged.partitions = {count}\n")
     assert f"quiverlog.toml:1: staged.partitions is {count}, allowed" in error
+
+
+@pytest.mark.parametrize("count", [0, 1, 2**50])
+def test_bytes_for_staged_rows(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "quiverlog.toml"
+    path.write_text(f"staged.bytes.max = {count}\n")
+    assert node_config(load_config(path), {"default": Address("h", 1)}).staged_bytes_max == count
+
+
+@pytest.mark.parametrize("count", [-1, 2**50 + 1])
+def test_too_few_or_too_many_bytes_for_them(tmp_path: Path, count: int) -> None:
+    assert "staged.bytes.max" in refusal(tmp_path, f"staged.bytes.max = {count}\n")
+
+
+@pytest.mark.parametrize("name", ["", "new", "new/data"])
+def test_the_size_of_the_disk_is_measured_before_the_directory_is_made(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "quiverlog.toml"
+    path.write_text(f"data.dir = '{tmp_path / name}'\n")
+    config = node_config(load_config(path), {"default": Address("h", 1)})
+    assert config.disk_bytes == shutil.disk_usage(tmp_path).total > 0
