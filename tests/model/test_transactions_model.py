@@ -1,0 +1,211 @@
+"""Transactions against their promises: the shipped cores among crashes, elections, power failures.
+
+Then the same with bugs planted, in the cores and in the few lines of shell that the world has: each
+must be noticed, or the model would prove nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from quiverlog.errors import QuiverlogError
+from tests.sim.mutations import Mutation, planted
+from tests.support import transaction_world
+from tests.support.transaction_programs import run_world
+from tests.support.transaction_world import Violation
+
+SEEDS = 100
+SEEDS_PER_BUG = 400
+COORDINATOR = "core.transactions.coordinator"
+STAGED = "core.transactions.staged:Staged"
+PUBLISHES = "core.partition.publishes:Publishes"
+QUEUES = "node.transactions.queues:Queues"
+
+BUGS: dict[str, Mutation] = {
+    "no new epoch at open": Mutation(
+        f"{COORDINATOR}:Coordinator.open", "else state.epoch)", "else state.epoch - 1)"
+    ),
+    "a replaced instance may open again": Mutation(
+        f"{COORDINATOR}:_check_unseen", "in state.old_instances", "in ()"
+    ),
+    "a commit of an old epoch is taken": Mutation(
+        f"{COORDINATOR}:_check_epoch", "epoch == state.epoch and state.closed is None", "True"
+    ),
+    "the last sequence is forgotten by the snapshot": Mutation(
+        f"{COORDINATOR}:Coordinator.apply",
+        "self.applied[record.transactional_id] = record.change",
+        "self.applied[record.transactional_id] = replace(record.change, last=None)",
+    ),
+    "a commit does not wait for the publish before": Mutation(
+        f"{COORDINATOR}:Coordinator.check_commit", "state.publishing is not None", "False"
+    ),
+    "the reaper answers dead without a record": Mutation(
+        f"{COORDINATOR}:Coordinator.resolve",
+        "Resolving([_closing(tid, state, reason)], Resolved.DEAD)",
+        "Resolving([], Resolved.DEAD)",
+    ),
+    "an unknown id is called dead without a record": Mutation(
+        f"{COORDINATOR}:Coordinator.resolve",
+        'Resolving([Record(tid, Closed(above, "unknown id"))], Resolved.DEAD)',
+        "Resolving([], Resolved.DEAD)",
+    ),
+    "a live attempt is given up": Mutation(
+        f"{COORDINATOR}:Coordinator.resolve",
+        "if reason is None:\n        return Resolving([], Resolved.LIVE)",
+        "if reason is None:\n        return Resolving([], Resolved.DEAD)",
+    ),
+    "an abort leaves no record": Mutation(
+        f"{COORDINATOR}:Coordinator.abort",
+        "return Aborting([_closing(tid, state)], had_committed)",
+        "return Aborting([], had_committed)",
+    ),
+    "staged rows of other epochs count": Mutation(
+        f"{STAGED}._transaction_slot", "holder, key.epoch, key.sequence", "holder, 0, key.sequence"
+    ),
+    "done is said of rows that are not known": Mutation(
+        f"{STAGED}.publish", "log_start >= next_offset", "True"
+    ),
+    "the log start passes what is staged": Mutation(
+        f"{STAGED}.trim_offset", "if first:", "if False:"
+    ),
+    "an older publish is appended": Mutation(
+        f"{PUBLISHES}.stored", "publish_id < newest.publish_id", "False"
+    ),
+    "the stored prefix is not skipped": Mutation(f"{PUBLISHES}.stored", "count += 1", "pass"),
+    "a gap is appended": Mutation(
+        f"{PUBLISHES}.stored",
+        "header.base_sequence == expected",
+        "header.base_sequence >= expected",
+    ),
+    "a later publish overtakes": Mutation(f"{QUEUES}.take", "line.parts[0]", "line.parts[-1]"),
+}
+
+WORLD_BUGS: dict[str, tuple[Any, str, str, str]] = {
+    "decided without COUNT_STAGED": (
+        transaction_world.Coordinating,
+        "commit",
+        "for number in list(asking.left):",
+        "for number in asking.left.clear() or ():",
+    ),
+    "not looked at again after COUNT_STAGED": (
+        transaction_world.Coordinating,
+        "_decide",
+        "if not self._may_commit(asking):",
+        "if False:",
+    ),
+    "answered before COMMITTED is safe": (
+        transaction_world.Coordinating,
+        "_decide",
+        "self._propose(records, decided)",
+        "self.world.send(asking.reply, None); self._propose(records, decided)",
+    ),
+    "COMMITTED is replicated only, and power fails": (
+        transaction_world.Coordinating,
+        "_propose",
+        "flushed=True",
+        "flushed=False",
+    ),
+    "COUNT_STAGED is answered without a lease": (
+        transaction_world.Staging,
+        "count",
+        "or not self.is_leader",
+        "",
+    ),
+    "dead is answered before CLOSED is safe": (
+        transaction_world.Coordinating,
+        "resolve",
+        "self._propose(found.records, lambda: self.world.send(reply, found.standing))",
+        "self._propose(found.records, None); self.world.send(reply, found.standing)",
+    ),
+    "published before the publish row is safe": (
+        transaction_world.Staging,
+        "publish",
+        "self.core.pend(row)",
+        "self.core.pend(row); self._forward(row)",
+    ),
+    "the publish row is replicated only, and power fails": (
+        transaction_world.Staging,
+        "publish",
+        "flushed=True",
+        "flushed=False",
+    ),
+    "publishes are numbered anew by each leader": (
+        transaction_world.Staging,
+        "__init__",
+        "epoch = self.epoch",
+        "epoch = 0",
+    ),
+    "a target forgets publishes at an election": (
+        transaction_world.Target,
+        "__init__",
+        "self.core.record",
+        "(lambda *_: None)",
+    ),
+    "FORWARD is acknowledged before it is safe": (
+        transaction_world.Target,
+        "forward",
+        "if not self.tail:",
+        "if True:",
+    ),
+    "a new leader serves before its rows are on disks": (
+        transaction_world.Staging,
+        "_serve",
+        "self.log.flushed = len(self.rows)",
+        "pass",
+    ),
+    "a new coordinator has not replayed all": (
+        transaction_world.Coordinating,
+        "__init__",
+        "range(log.start, len(self.rows))",
+        "range(log.start, max(log.start, len(self.rows) - 3))",
+    ),
+}
+
+
+@contextmanager
+def _changed(owner: Any, name: str, before: str, after: str) -> Iterator[None]:
+    method = getattr(owner, name)
+    source = textwrap.dedent(inspect.getsource(method))
+    assert source.count(before) == 1, (name, source.count(before))
+    scope = dict(vars(transaction_world))
+    if "super()" in source:
+        source = source.replace("super()", f"super({owner.__name__}, self)")
+    exec(compile(source.replace(before, after), "planted", "exec"), scope)  # noqa: S102
+    setattr(owner, name, scope[name])
+    try:
+        yield
+    finally:
+        setattr(owner, name, method)
+
+
+def _is_noticed(run: Callable[[int], object]) -> bool:
+    for seed in range(SEEDS_PER_BUG):
+        try:
+            run(seed)
+        except (Violation, AssertionError, QuiverlogError, LookupError):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 25))
+def test_every_transaction_is_published_once_or_never(first: int) -> None:
+    for seed in range(first, first + 25):
+        run_world(seed)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_in_the_cores_is_noticed(bug: str) -> None:
+    with planted((BUGS[bug],)):
+        assert _is_noticed(run_world), bug
+
+
+@pytest.mark.parametrize("bug", WORLD_BUGS)
+def test_a_bug_around_the_cores_is_noticed(bug: str) -> None:
+    with _changed(*WORLD_BUGS[bug]):
+        assert _is_noticed(run_world), bug
