@@ -143,11 +143,10 @@ class _Table:
             column.append(0)
         return len(self._columns[0]) - 1
 
-    def give_back(self, slot: int) -> None:
-        assert slot > 0
-        self.count -= 1
+    def give_back(self, *slots: int) -> None:
+        self.count -= len(slots)
         assert self.count >= 0
-        self._free.append(slot)
+        self._free.extend(slots)
         if not self.count:
             # The memory of a burst is not kept.
             del self._free[:]
@@ -471,22 +470,23 @@ class Staged:
         transaction = self._transaction_slot(key)
         batches = self._batches
         found: list[int] = []
+        offset_of, target_of, following = batches.offset, batches.target, batches.following
         for name in attempts:
             batch = self._attempts.first[self._named(transaction, name)]
             while batch:
-                if first_offset <= batches.offset[batch] < next_offset:
+                if first_offset <= offset_of[batch] < next_offset:
                     found.append(batch)
-                batch = batches.following[batch]
+                batch = following[batch]
         # Read once from front to end, and stored as its clients have sent them.
-        found.sort(key=batches.offset.__getitem__)
+        found.sort(key=offset_of.__getitem__)
         plan: dict[int, PublishTarget] = {}
         for batch in found:
-            target = batches.target[batch]
-            if target not in plan:
-                name_of = self._targets.name[target]
-                plan[target] = PublishTarget(*name_of, array("q"), array("i"))
-            plan[target].offsets.append(batches.offset[batch])
-            plan[target].row_counts.append(batches.row_count[batch])
+            made = plan.get(target_of[batch])
+            if made is None:
+                name_of = self._targets.name[target_of[batch]]
+                made = plan[target_of[batch]] = PublishTarget(*name_of, array("q"), array("i"))
+            made.offsets.append(offset_of[batch])
+            made.row_counts.append(batches.row_count[batch])
         assert all(one.row_count <= _TARGET_ROWS_MAX for one in plan.values())
         return tuple(plan.values())
 
@@ -600,18 +600,25 @@ class Staged:
 
     def _drop_batches(self, attempt: int, holder: int) -> None:
         batches = self._batches
+        target_of, byte_count_of, following = batches.target, batches.byte_count, batches.following
         batch = self._attempts.first[attempt]
+        slots: list[int] = []
+        counts: dict[int, int] = {}
+        byte_count = 0
         while batch:
-            target = batches.target[batch]
-            self._targets.batch_count[target] -= 1
+            slots.append(batch)
+            target = target_of[batch]
+            counts[target] = counts.get(target, 0) + 1
+            byte_count += byte_count_of[batch]
+            batch = following[batch]
+        batches.give_back(*slots)
+        self._holders.batch_count[holder] -= len(slots)
+        self._holders.byte_count[holder] -= byte_count
+        for target, count in counts.items():
+            self._targets.batch_count[target] -= count
             if not self._targets.batch_count[target]:
                 del self._target_slots[self._targets.name.pop(target)]
                 self._targets.give_back(target)
-            self._holders.batch_count[holder] -= 1
-            self._holders.byte_count[holder] -= batches.byte_count[batch]
-            following = batches.following[batch]
-            batches.give_back(batch)
-            batch = following
 
     def trim_offset(self) -> int:
         """Up to where the log start may move: nothing below is staged, or named by a publish."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import msgspec
@@ -64,10 +65,9 @@ class PublishTarget(NamedTuple):
 
     def rows(self) -> Iterator[tuple[int, int, int]]:
         """Offset of the staged row, base sequence and number of rows of its batch."""
-        base_sequence = 0
-        for offset, row_count in zip(self.offsets, self.row_counts, strict=True):
-            yield offset, base_sequence, row_count
-            base_sequence += row_count
+        # The last sum is of no row.
+        sums = accumulate(self.row_counts, initial=0)
+        return zip(self.offsets, sums, self.row_counts, strict=False)
 
     @property
     def row_count(self) -> int:

@@ -10,10 +10,11 @@ an error only behind a row of kind 2 that is safe, or where the log start has pa
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, overload
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.batch.ipc_metadata import read_ipc_metadata
@@ -37,6 +38,7 @@ from quiverlog.core.transactions.staged_rows import (
     DoneRow,
     End,
     PublishRow,
+    PublishTarget,
     StagedRow,
     decode_row,
     encode_value,
@@ -225,6 +227,31 @@ class StagedKind:
 
 
 # --- serving ------------------------------------------------------------------------------------
+class _Items(Sequence[Item]):
+    """Rows of a publish, made as they are sent: there may be 125,000."""
+
+    __slots__ = ("_base_sequences", "_target")
+
+    def __init__(self, target: PublishTarget) -> None:
+        self._target = target
+        self._base_sequences = array("i", (base for _, base, _ in target.rows()))
+
+    def __len__(self) -> int:
+        return len(self._base_sequences)
+
+    @overload
+    def __getitem__(self, at: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Item]: ...
+
+    def __getitem__(self, at: int | slice) -> Item | Sequence[Item]:
+        if isinstance(at, slice):
+            return [self[one] for one in range(*at.indices(len(self)))]
+        target = self._target
+        return Item(target.offsets[at], self._base_sequences[at], target.row_counts[at])
+
+
 class _Led:
     """A partition that is served."""
 
@@ -437,8 +464,7 @@ class Staging:
 
     def _forward(self, led: _Led, row: PublishRow, now: Now) -> None:
         targets: dict[TargetKey, Sequence[Item]] = {
-            (one.topic_id, one.partition): [Item(*item) for item in one.rows()]
-            for one in row.targets
+            (one.topic_id, one.partition): _Items(one) for one in row.targets
         }
         if not targets:
             self._forwarded.append((led, row, None))
