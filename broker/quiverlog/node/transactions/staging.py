@@ -255,13 +255,17 @@ class _Items(Sequence[Item]):
 class _Led:
     """A partition that is served."""
 
-    __slots__ = ("hosted", "source", "staged", "trim_is_due", "waiters")
+    __slots__ = ("done_end", "hosted", "source", "staged", "trim_is_due", "trim_to", "waiters")
 
     def __init__(self, hosted: Hosted, staged: Staged, source: Source) -> None:
         self.hosted = hosted
         self.staged = staged
         self.source = source
         self.trim_is_due = False
+        # The next log start, and what must be on the disks before it.
+        self.trim_to: tuple[int, int] | None = None
+        # Behind the newest row of kind 2, and all that was replayed.
+        self.done_end = hosted.replica.log.log_end_offset
         self.waiters: dict[Key, list[_Turn]] = {}
 
 
@@ -500,10 +504,11 @@ class Staging:
             self._done_safe(led, done, -1, error, now)
 
     def _done_safe(
-        self, led: _Led, done: DoneRow, _offset: int, error: QuiverlogError | None, now: Now
+        self, led: _Led, done: DoneRow, offset: int, error: QuiverlogError | None, now: Now
     ) -> None:
         key = key_of(done)
         if error is None:
+            led.done_end = max(led.done_end, offset + 1)
             self._trim_later(led, now)
             self._answer(led, key, self._response(led, done), None, now)
         elif self._is_led(led):
@@ -546,11 +551,20 @@ class Staging:
         led.trim_is_due = False
         if not self._is_led(led):
             return
-        replica = led.hosted.replica
-        offset = min(led.staged.trim_offset(), replica.state.high_watermark)
-        # Not promised: the next leader would come to the same start, from an earlier one, too.
-        if offset > replica.log.log_start_offset:
-            self._hosting.trims.trim(replica, offset, now, _ignore, promised=False)
+        state = led.hosted.replica.state
+        end = min(led.staged.trim_offset(), state.high_watermark)
+        offset, done_end = led.trim_to or (end, led.done_end)
+        if safe_offset(int(Durability.REPLICATED_FLUSHED), state) < done_end:
+            # A power failure that took the row of kind 2 would leave a publish without its rows.
+            led.trim_to = offset, done_end
+        else:
+            led.trim_to = None
+            if offset > state.log_start_offset:
+                # Not promised: the next leader comes to the same start, from an earlier one, too.
+                trims = self._hosting.trims
+                trims.trim(led.hosted.replica, offset, now, _ignore, promised=False)
+        if led.trim_to is not None or end > offset:
+            self._trim_later(led, now)
 
     # --- turns ---------------------------------------------------------------------------------
     @property

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from quiverlog.batch.header import BatchHeader
+from quiverlog.core.partition.partition import PartitionState
 from quiverlog.core.transactions import staged as staged_module
 from quiverlog.core.transactions.staged import ASK_AFTER_US, Key, Staged
 from quiverlog.core.transactions.staged_rows import (
@@ -506,6 +507,29 @@ def test_the_log_start_moves_past_what_is_published_and_not_past_what_is_staged(
     assert published(staging, asked).targets == [end(0, 1, 1, staging.topic)]
     staging.node.crash()
     staging.settle()
+
+
+def test_rows_stay_until_their_row_of_kind_2_is_on_the_disks(staging: Staging) -> None:
+    staging.stage(staging.row([1]))
+    staging.publish(1)
+    staging.settle()
+    log = staging.node.node.broker.replicas[staging.staged, PARTITION].log
+    flushed = mock.PropertyMock(return_value=2)
+    with mock.patch.object(PartitionState, "replicas_flushed_offset", flushed):
+        staging.settle(ms=5_000)
+        assert log.log_start_offset == 0
+        staging.stage(staging.row([1], sequence=3))
+        staging.publish(4, sequence=3)
+        staging.settle()
+        flushed.return_value = 3
+        staging.settle(ms=1_000)
+        assert log.log_start_offset == 3, "what has become of the later rows is not on the disks"
+        flushed.return_value = 5
+        staging.settle(ms=3_000)
+        assert log.log_start_offset == 3
+        flushed.return_value = 6
+        staging.settle(ms=1_000)
+        assert log.log_start_offset == log.log_end_offset == 6
 
 
 # --- bytes ------------------------------------------------------------------------------------
