@@ -11,6 +11,8 @@ LEVELS: Final = "0 memory, 1 flushed, 2 replicated, 3 replicated and flushed"
 TRANSACTIONS: Final[dict[str, str]] = {
     "AbortTransactionRequest.epoch": "of the holder that aborts",
     "AbortTransactionRequest.force": "true: the present epoch is meant, whatever it is",
+    "AbortTransactionRequest.forget": "true: the id is forgotten, with what it still has to publish;"
+    " nothing else is looked at",
     "AbortTransactionRequest.sequence": "of the transaction that is aborted",
     "AbortTransactionResponse.outcome": "0 aborted, 1 had been committed",
     "CommitTransactionRequest.attempts": "those whose rows count; at most 20,000",
@@ -32,6 +34,11 @@ TRANSACTIONS: Final[dict[str, str]] = {
     "CountedAttempt.row_count": "rows of the attempt there, for all topics together",
     "CountedTarget.row_count": "rows for it",
     "DescribeTransactionsRequest.ids": "transactional ids; nil: all",
+    "DescribeTransactionsResponse.staged_bytes": "stored in the partitions of `__staged` that the"
+    " broker leads, from the first row that is neither published nor dead",
+    "DescribeTransactionsResponse.staged_bytes_max": "the most; 0: the broker leads none",
+    "DescribeTransactionsResponse.staged_oldest_ms": "age of the oldest rows there",
+    "DescribeTransactionsResponse.waits": "of all ids, the longest first, at most 256",
     "ForwardPartition.durability": f"on which the answer is to rest: {LEVELS}",
     "ForwardPartition.leader_epoch": "the partition's leader epoch in the sender's metadata; -1: no"
     " check",

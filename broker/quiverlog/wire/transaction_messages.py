@@ -274,11 +274,13 @@ class AbortTransactionRequest(Request, array_like=True, gc=False):
     epoch: Int64 = NO_EPOCH
     sequence: Int64 = NO_SEQUENCE
     force: bool = False
+    forget: bool = False
 
     def check(self) -> None:
         """Raises InvalidRequest."""
         check_transactional_id(self.transactional_id)
-        if not self.force:  # An operator ends what is open without looking it up.
+        # An operator ends what is open without looking it up.
+        if not (self.force or self.forget):
             _check_number("epoch", self.epoch, 0, 2**63 - 1)
             _check_number("sequence", self.sequence, 0, 2**63 - 1)
 
@@ -361,12 +363,17 @@ class TransactionDescription(Part, array_like=True, gc=False):
 
 
 class DescribeTransactionsResponse(Response, array_like=True, gc=False):
-    """What the broker `node_id` has of these ids, in order."""
+    """What the broker `node_id` has of these ids, in order; and of all ids together, what is staged
+    there and what waits to be published from there."""
 
     API: ClassVar[Api] = Api.DESCRIBE_TRANSACTIONS
     node_id: NodeId = -1
     transactions: PerTopic[TransactionDescription] = []
     next_id: str = ""
+    staged_bytes: UInt63 = 0
+    staged_bytes_max: UInt63 = 0
+    staged_oldest_ms: UInt63 = 0
+    waits: Few[PublishWait] = []
 
 
 # --- between brokers ----------------------------------------------------------------------------

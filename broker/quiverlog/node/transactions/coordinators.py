@@ -290,9 +290,32 @@ class Coordinators:
         assert isinstance(request, AbortTransactionRequest)
         tid = request.transactional_id
         hosted, machine = self._ask(tid)
+        if request.forget:
+            yield self._forgotten(hosted, tid, machine.forget(tid), call.now)
+            return AbortTransactionResponse()
         aborting = machine.abort(tid, request.epoch, request.sequence, force=request.force)
         yield _recorded(hosted, machine, tid, aborting.records, call.now)
         return AbortTransactionResponse(outcome=int(aborting.had_committed))
+
+    def _forgotten(self, hosted: Hosted, tid: str, records: list[Record], now: Now) -> Starter:
+        future = Future()
+
+        def then(offset: int, error: QuiverlogError | None, now: Now) -> None:
+            # Here, whatever becomes of the request: the next commit of the id is published anew.
+            if error is None:
+                publishing = self._publishing.pop((hosted, tid), None)
+                if publishing is not None:
+                    self._outbox.log(
+                        "warning",
+                        "a transaction is forgotten before all its rows were published",
+                        transactional_id=tid,
+                        sequence=publishing.committed.sequence,
+                    )
+                    publishing.end(False, now)
+            future.set(offset, error, now)
+
+        hosted.propose(records, now, then)
+        return future.wait
 
     # --- COMMIT --------------------------------------------------------------------------------
     def commit(self, call: Call) -> Generator[Wait, object, CommitTransactionResponse]:

@@ -556,6 +556,41 @@ def test_ids_are_forgotten_after_a_long_silence(node: TransactionDriver) -> None
     assert node.open().epoch == epoch + 1
 
 
+def forget(tid: str = "app") -> AbortTransactionRequest:
+    return AbortTransactionRequest(transactional_id=tid, forget=True)
+
+
+def test_an_id_is_forgotten_by_command(node: TransactionDriver) -> None:
+    refused(node.done(forget()), UnknownTransactionalId)
+    epoch = node.open().epoch
+    correlation = node.request(forget())
+    assert node.answer(correlation) is None, "not safe yet"
+    node.settle()
+    assert node.response(correlation).error_code == 0
+    refused(node.done(forget()), UnknownTransactionalId)
+    assert node.open().epoch == epoch + 1
+
+
+def test_forgetting_gives_up_what_cannot_be_published(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    waits = node.commit(epoch, 7)
+    node.count()
+    _, late = node.publishes.pop()
+    assert node.done(forget()).error_code == 0
+    response = node.response(waits)
+    assert (response.error_code, response.is_published) == (0, False)
+    # Nothing of it stands before what the id commits next.
+    epoch = node.open().epoch
+    second = node.commit(epoch, 0)
+    node.count()
+    node.end(late, None, NotLeader("elsewhere"))
+    node.advance(10 * PUBLISH_BACKOFF_MS_MAX)
+    assert [request.epoch for request, _ in node.publishes] == [epoch]
+    node.published()
+    assert node.response(second).is_published
+    assert node.machine().applied["app"].publishing is None
+
+
 # --- LIST, DESCRIBE -----------------------------------------------------------------------------
 def listed(node: TransactionDriver, *states: TransactionState) -> dict[str, int]:
     wanted = [int(one) for one in states] or None
