@@ -11,8 +11,8 @@ LEVELS: Final = "0 memory, 1 flushed, 2 replicated, 3 replicated and flushed"
 TRANSACTIONS: Final[dict[str, str]] = {
     "AbortTransactionRequest.epoch": "of the holder that aborts",
     "AbortTransactionRequest.force": "true: the present epoch is meant, whatever it is",
-    "AbortTransactionRequest.forget": "true: the id is forgotten, with what it still has to publish;"
-    " nothing else is looked at",
+    "AbortTransactionRequest.forget": "true: the id is forgotten, with what it still has to"
+    " publish; nothing else is looked at",
     "AbortTransactionRequest.sequence": "of the transaction that is aborted",
     "AbortTransactionResponse.outcome": "0 aborted, 1 had been committed",
     "CommitTransactionRequest.attempts": "those whose rows count; at most 20,000",

@@ -1,13 +1,14 @@
 """OPEN, COMMIT and ABORT_TRANSACTION of clients, and what people and brokers ask about them.
 
-LIST and DESCRIBE show what is safe, each broker what it coordinates.
+LIST and DESCRIBE show what is safe: each broker what it coordinates, and what is staged there.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from itertools import islice
+from operator import attrgetter
 from typing import Final
 
 from quiverlog.core.controller.features import TRANSACTIONS_LEVEL, check_finalised
@@ -160,34 +161,58 @@ def handle_list_transactions(broker: Broker, call: Call) -> Steps:
 def handle_describe_transactions(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, DescribeTransactionsRequest)
-    ids, next_id = yield from _page(broker, request.first_id, request.ids)
+    ids, next_id = yield from _page(broker, request.first_id, request.ids, of_staging=True)
+    waiting = yield from broker.staging.waits_of(set(ids), call.now)
     found: list[TransactionDescription] = []
     for number, tid in enumerate(ids, 1):
+        one = TransactionDescription(tid, staged=broker.staging.staged_of(tid, call.now))
+        one.waits = waiting.get(tid, [])
         shown = broker.coordinators.shown(tid, call.now)
         if shown is not None:
-            found.append(
-                TransactionDescription(
-                    tid,
-                    _listing(tid, shown),
-                    shown.state.timeout_ms,
-                    shown.state.single_use,
-                    waits=_waits(broker, shown),
-                )
-            )
+            one.listing = _listing(tid, shown)
+            one.timeout_ms, one.single_use = shown.state.timeout_ms, shown.state.single_use
+            one.waits = [*one.waits, *_waits(broker, shown)]
+        one.waits = _longest(one.waits)
+        if shown is not None or one.staged or one.waits:
+            found.append(one)
         if number % _SHOWN_PER_STEP == 0:
             yield None
+    room = broker.staging.room(call.now.mono_us)
     return DescribeTransactionsResponse(
-        node_id=broker.config.node_id, transactions=found, next_id=next_id
+        node_id=broker.config.node_id,
+        transactions=found,
+        next_id=next_id,
+        staged_bytes=room.byte_count,
+        staged_bytes_max=room.bytes_max,
+        staged_oldest_ms=room.oldest_us // 1000,
+        waits=_longest(
+            [
+                *broker.staging.waits(call.now),
+                *(
+                    wait
+                    for shown in broker.coordinators.stuck(call.now)
+                    for wait in _waits(broker, shown)
+                ),
+            ]
+        ),
     )
+
+
+def _longest(waits: list[PublishWait]) -> list[PublishWait]:
+    key = attrgetter("since_us", "name", "partition")
+    return heapq.nsmallest(CONFIGS_PER_REQUEST_MAX, waits, key=key)
 
 
 def _page(
-    broker: Broker, first_id: str, asked: list[str] | None = None
+    broker: Broker, first_id: str, asked: list[str] | None = None, *, of_staging: bool = False
 ) -> Generator[Wait, object, tuple[list[str], str]]:
     """Return ids in order, from `first_id` on, and the first of the next page."""
-    held = (
-        [asked] if asked is not None else [one.applied for one in broker.coordinators.coordinated()]
-    )
+    held: list[Iterable[str]]
+    if asked is not None:
+        held = [asked]
+    else:
+        held = [one.applied for one in broker.coordinators.coordinated()]
+        held += broker.staging.ids() if of_staging else []
     found: set[str] = set()
     for ids in held:
         # A copy of the keys: ids come and go between the steps.
@@ -240,4 +265,4 @@ def _waits(broker: Broker, shown: Shown) -> list[PublishWait]:
         )
         for part in committed.parts
         if part.staged_partition in shown.parts
-    ][:CONFIGS_PER_REQUEST_MAX]
+    ]

@@ -80,6 +80,7 @@ COUNTS_AT_ONCE: Final = 16
 SWEEP_MS: Final = 1_000
 """Between two looks for ids that are to be forgotten."""
 _PARTS_PER_STEP: Final = 500
+_STUCK_MAX: Final = 256
 _TARGET_ROWS_MAX: Final = 2**31 - 1
 
 _Key = tuple[Hosted, str]
@@ -645,6 +646,17 @@ class Coordinators:
             () if publishing is None else tuple(publishing.parts),
             None if publishing is None else publishing.why,
         )
+
+    def stuck(self, now: Now) -> list[Shown]:
+        """Return what is published where a staging leader has refused to, the oldest ones."""
+        stuck = [
+            one
+            for one in self._publishing.values()
+            if one.why is not None and not isinstance(one.why, TransactionBusy)
+        ]
+        oldest = heapq.nsmallest(_STUCK_MAX, stuck, key=lambda one: one.committed.now_us)
+        found = [self.shown(one.tid, now) for one in oldest]
+        return [one for one in found if one is not None]
 
     # --- RESOLVE_STAGED ------------------------------------------------------------------------
     def resolve(self, one: StagedTransaction, now: Now) -> tuple[Resolving, Starter]:

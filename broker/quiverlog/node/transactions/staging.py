@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Literal, overload
+from typing import Any, Final, Literal, NamedTuple, overload
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.batch.ipc_metadata import read_ipc_metadata
@@ -67,7 +67,7 @@ from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.transactions.forwarding import Forwarding, Source
 from quiverlog.node.transactions.hosted import Hosted, Hosting
 from quiverlog.node.transactions.leaders import Local
-from quiverlog.node.transactions.queues import Item, Publish, TargetKey
+from quiverlog.node.transactions.queues import Item, Publish, TargetKey, Waiting
 from quiverlog.types import (
     PUBLISH_LEADER_EPOCHS_END,
     Compression,
@@ -83,6 +83,8 @@ from quiverlog.wire.transaction_messages import (
     PublishedTarget,
     PublishRequest,
     PublishResponse,
+    PublishWait,
+    StagedRows,
 )
 
 __all__ = ["StagedKind", "Staging"]
@@ -95,6 +97,9 @@ _TOPIC_ID_BYTES: Final = 16
 _RETRY_US: Final = 500_000
 _TRIM_US: Final = 1_000_000
 """Log starts move this often: in between, thousands of transactions may be published."""
+
+_LOOKS_PER_STEP: Final = 1_000
+_MISSING_IDS_MAX: Final = 1_000
 
 Published = Callable[[PublishResponse | None, QuiverlogError | None, Now], None]
 
@@ -253,9 +258,12 @@ class _Items(Sequence[Item]):
 
 
 class _Led:
-    """A partition that is served."""
+    """A partition that is served. `missing`: by id, rows that were decided and are lost, of the
+    last publishes with any."""
 
-    __slots__ = ("done_end", "hosted", "source", "staged", "trim_is_due", "trim_to", "waiters")
+    __slots__ = (
+        "done_end", "hosted", "missing", "source", "staged", "trim_is_due", "trim_to", "waiters",
+    )  # fmt: skip
 
     def __init__(self, hosted: Hosted, staged: Staged, source: Source) -> None:
         self.hosted = hosted
@@ -267,6 +275,21 @@ class _Led:
         # Behind the newest row of kind 2, and all that was replayed.
         self.done_end = hosted.replica.log.log_end_offset
         self.waiters: dict[Key, list[_Turn]] = {}
+        self.missing: dict[str, int] = {}
+
+    def miss(self, transactional_id: str, row_count: int) -> None:
+        self.missing[transactional_id] = self.missing.get(transactional_id, 0) + row_count
+        if len(self.missing) > _MISSING_IDS_MAX:
+            del self.missing[next(iter(self.missing))]
+
+
+class StagedRoom(NamedTuple):
+    """`byte_count`: from the first row that is neither published nor dead. `bytes_max`: 0 where
+    this broker leads no partition of `__staged`."""
+
+    byte_count: int
+    bytes_max: int
+    oldest_us: int
 
 
 class _Turn:
@@ -493,6 +516,8 @@ class Staging:
                     ends.append(end)
             if publish.level is not None:
                 level = publish.level
+            if publish.missing_count:
+                led.miss(row.transactional_id, publish.missing_count)
         self._record_done(led, DoneRow(*key_of(row), tuple(ends), level), now)
 
     def _record_done(self, led: _Led, done: DoneRow, now: Now) -> None:
@@ -565,6 +590,73 @@ class Staging:
                 trims.trim(led.hosted.replica, offset, now, _ignore, promised=False)
         if led.trim_to is not None or end > offset:
             self._trim_later(led, now)
+
+    # --- looking -------------------------------------------------------------------------------
+    def ids(self) -> list[list[str]]:
+        """Return the ids with rows here, or that lack some, by partition."""
+        return [[*led.staged.ids(), *led.missing] for led in self._led.values()]
+
+    def room(self, now_us: int) -> StagedRoom:
+        """Return what is staged here in all. Any thread may ask."""
+        held = [led.staged for led in list(self._led.values())]
+        oldest = [one.oldest_us for one in held]
+        return StagedRoom(
+            sum(one.bytes_held for one in held),
+            self.bytes_max if held else 0,
+            max((now_us - us for us in oldest if us is not None), default=0),
+        )
+
+    def staged_of(self, transactional_id: str, now: Now) -> list[StagedRows]:
+        found = []
+        for (_, partition), led in sorted(self._led.items()):
+            one = led.staged.staged_of(transactional_id)
+            missing_count = led.missing.get(transactional_id, 0)
+            rows = StagedRows(partition, missing_count=missing_count)
+            if one is not None:
+                rows.row_count, rows.byte_count = one.row_count, one.byte_count
+                rows.oldest_ms = max(0, now.mono_us - one.oldest_us) // 1000
+            if one is not None or missing_count:
+                found.append(rows)
+        return found
+
+    def waits(self, now: Now) -> list[PublishWait]:
+        """Return what waits at this broker, of all ids."""
+        return [self._wait(one, one.row_count, now) for one in self._forwarding.queues.waiting()]
+
+    def waits_of(
+        self, ids: Collection[str], now: Now
+    ) -> Generator[None, object, dict[str, list[PublishWait]]]:
+        """Return the targets that transactions of these ids have not reached."""
+        found: dict[str, list[PublishWait]] = {}
+        for led in list(self._led.values()):
+            waiting: dict[TargetKey, Waiting] | None = None
+            for number, row in enumerate(list(led.staged.unfinished()), 1):
+                if number % _LOOKS_PER_STEP == 0:
+                    yield None
+                if row.transactional_id not in ids:
+                    continue
+                if waiting is None:
+                    waiting = {one.key: one for one in self._forwarding.queues.waiting(led.source)}
+                for target in row.targets:
+                    one = waiting.get((target.topic_id, target.partition))
+                    if one is not None:
+                        row_count = min(one.row_count, target.row_count)
+                        waits = found.setdefault(row.transactional_id, [])
+                        waits.append(self._wait(one, row_count, now))
+        return found
+
+    def _wait(self, one: Waiting, row_count: int, now: Now) -> PublishWait:
+        topic_id, partition = one.key
+        topic = self._view.image.topics_by_id.get(topic_id)
+        return PublishWait(
+            "" if topic is None else topic.name,
+            topic_id,
+            partition,
+            0 if one.error is None else one.error.code,
+            "" if one.error is None else one.error.message,
+            max(0, now.wall_us - max(0, now.mono_us - one.since_us)),
+            row_count,
+        )
 
     # --- turns ---------------------------------------------------------------------------------
     @property

@@ -666,5 +666,6 @@ def test_describe_names_what_a_publish_waits_for(node: TransactionDriver) -> Non
     assert (wait.name, wait.partition, wait.row_count) == (STAGED, 1, 5)
     assert (wait.reason, wait.reason_text) == (NotLeader.code, "elsewhere")
     assert wait.since_us == node.wall_us
+    assert response.waits == one.waits
     everything = node.done(DescribeTransactionsRequest())
     assert [one.transactional_id for one in everything.transactions] == ["app"]

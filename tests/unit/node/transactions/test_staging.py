@@ -48,6 +48,7 @@ from quiverlog.wire.transaction_messages import (
     CountedAttempt,
     CountedTarget,
     CountStagedRequest,
+    DescribeTransactionsRequest,
     PublishedTarget,
     PublishRequest,
 )
@@ -591,3 +592,66 @@ def test_damage_before_the_payload_never_reaches_the_index(staging: Staging) -> 
                     assert len(row.attempt) == len(row.topic_id) == 16
                     assert row.row_count > 0
                     assert row.byte_count >= 0
+
+
+# --- DESCRIBE_TRANSACTIONS ----------------------------------------------------------------------
+def described(staging: Staging, *ids: str) -> Any:
+    correlation = staging.node.request(DescribeTransactionsRequest(ids=list(ids) or None))
+    staging.settle(1)
+    answer = staging.node.answer(correlation)
+    assert answer is not None
+    return answer[0]
+
+
+def test_a_description_has_what_is_staged(staging: Staging) -> None:
+    nothing = described(staging)
+    assert (nothing.transactions, nothing.staged_bytes, nothing.staged_oldest_ms) == ([], 0, 0)
+    staging.stage(staging.row([1, 2]), staging.row([3], attempt=LOSER))
+    staging.settle(2_500)
+    other = staging.row([4], transactional_id="other")
+    staging.stage(other)
+    response = described(staging, "id", "unknown")
+    (one,) = response.transactions
+    (rows,) = one.staged
+    assert (one.transactional_id, one.listing, one.waits) == ("id", None, [])
+    assert (rows.partition, rows.row_count, rows.missing_count) == (PARTITION, 3, 0)
+    assert 2_500 <= rows.oldest_ms < 3_000
+    assert response.staged_oldest_ms == rows.oldest_ms
+    everything = described(staging)
+    assert [one.transactional_id for one in everything.transactions] == ["id", "other"]
+    staged = sum(one.staged[0].byte_count for one in everything.transactions)
+    assert response.staged_bytes == staged > rows.byte_count > 0
+    assert response.staged_bytes_max == staging.node.node.broker.staging.room(0).bytes_max > 0
+
+
+def test_a_description_names_the_target_that_a_publish_waits_for(staging: Staging) -> None:
+    end = 1 + staging.stage(staging.row([1, 2]), staging.row([3], partition=1))
+    image = staging.node.node.broker.view.image.topics_by_id[staging.topic].partitions[1]
+    before_us = staging.node.wall_us
+    with mock.patch.object(image, "leader_id", -1):
+        staging.publish(end + 1)
+        staging.settle(1_000)
+        response = described(staging, "id", "other")
+        (one,) = response.transactions
+        assert one.waits == response.waits
+        (wait,) = one.waits
+        assert (wait.name, wait.topic_id, wait.partition) == ("t", staging.topic, 1)
+        assert (wait.reason, wait.row_count) == (NotLeader.code, 1)
+        assert "t-1 has no leader" in wait.reason_text
+        assert before_us <= wait.since_us < staging.node.wall_us
+    staging.settle(5_000)
+    assert described(staging).waits == []
+
+
+def test_a_description_counts_what_is_lost(staging: Staging) -> None:
+    staging.stage(staging.row([1]))
+    led = next(iter(staging.node.node.broker.staging._led.values()))
+    led.miss("oldest", 1)
+    led.miss("lost", 2)
+    led.miss("lost", 3)
+    for number in range(998):
+        led.miss(str(number), 1)
+    assert [one.transactional_id for one in described(staging, "oldest").transactions] == ["oldest"]
+    led.miss("newest", 1)
+    (one,) = described(staging, "lost", "oldest").transactions
+    assert [(rows.row_count, rows.missing_count) for rows in one.staged] == [(0, 5)]
