@@ -288,14 +288,16 @@ FORWARD_ENTRIES_MAX: Final = 1_000
 RESOLVE_STAGED_ENTRIES_MAX: Final = 1_000
 
 # --- forwarding of committed rows -------------------------------------------------------------
-FORWARD_PIECE_BYTES: Final = 4 * MIB
-"""Of one partition's rows under way at once; a larger batch goes alone."""
+FORWARD_PIECE_BYTES: Final = 1 * MIB
+"""Of committed rows that are read and sent together; a larger batch goes alone."""
+FORWARD_TARGET_BYTES: Final = 4 * MIB
+"""Of one partition's rows under way at once; its last batch may exceed it."""
 FORWARD_BYTES_MAX: Final = 32 * MIB
 """Of a broker's committed rows on their way to their partitions."""
 FORWARD_QUEUE_BYTES_MAX: Final = FORWARD_BYTES_MAX + MIB
 """Of a link: all that is under way may be for one broker."""
 FORWARD_BATCHES_MAX: Final = 256
-"""Of one partition's rows under way at once: each costs its check."""
+"""Of rows that are sent together: each costs its check."""
 FORWARD_READ_BYTES: Final = 16 * MIB
 """Of mapped staged batches that are kept for the rows of several partitions."""
 FORWARD_BACKOFF_MS_MIN: Final = 50
@@ -397,5 +399,5 @@ assert RETENTION_CHECK_MS * 2 <= 60_000
 assert BATCH_ROWS_MAX <= SEGMENT_ROWS_MAX < 2**32
 assert BATCH_BYTES_MAX <= SEGMENT_BYTES_MAX < 2**32
 assert BATCH_HEADER_BYTES % BATCH_ALIGNMENT_BYTES == 0
-assert FORWARD_PIECE_BYTES <= FORWARD_BYTES_MAX
+assert FORWARD_PIECE_BYTES <= FORWARD_TARGET_BYTES <= FORWARD_BYTES_MAX
 assert FORWARD_TIMEOUT_MS < FORWARD_ANSWER_MS

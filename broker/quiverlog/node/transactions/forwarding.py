@@ -125,6 +125,9 @@ class Forwarding:
                 self._begin(piece, now)
             except Exception as error:
                 self._failed(piece, error, now)
+        lost, self.queues.lost = self.queues.lost, []
+        for piece in lost:
+            self._count_lost(piece)
         finished, self.queues.finished = self.queues.finished, []
         for publish in finished:
             try:
@@ -182,7 +185,7 @@ class Forwarding:
                 raise loaded.error
             reader = replica.log.reader
             if not reader.log_start_offset <= first < reader.log_end_offset:
-                self._missing(piece, 1, piece.items[0].row_count, now)
+                self.queues.skipped(piece, 1, piece.items[0].row_count, now.mono_us)
                 return
             try:
                 answers = reader.read_answers(
@@ -235,8 +238,8 @@ class Forwarding:
 
     @staticmethod
     def _check_source(piece: Piece) -> None:
-        if piece.line.is_stopped:
-            raise NotLeader("another broker forwards these rows.")
+        if piece.is_void:
+            raise NotLeader("these rows are read again, or by another broker.")
 
     def _corrupt(self, piece: Piece, source: Source, error: CorruptLog, now: Now) -> None:
         replica = source.replica
@@ -245,20 +248,15 @@ class Forwarding:
         if leadership is not None and leadership.is_replicated:
             raise error  # Another replica has the rows, and is to lead.
         end_offset = error.details.get("end_offset", piece.items[0].offset + 1)
-        lost = [item for item in piece.items if item.offset < end_offset]
-        self._missing(piece, max(1, len(lost)), sum(item.row_count for item in lost), now)
+        lost = [item for item in piece.items if item.offset < end_offset] or piece.items[:1]
+        row_count = sum(item.row_count for item in lost)
+        self.queues.skipped(piece, len(lost), row_count, now.mono_us)
 
-    def _missing(self, piece: Piece, count: int, row_count: int, now: Now) -> None:
-        """Go on behind rows that a fault took; the target is not asked."""
-        self._count_missing(piece, row_count)
-        self.queues.acknowledged(piece, count, -1, None, now.mono_us)
-
-    def _count_missing(self, piece: Piece, row_count: int) -> None:
+    def _count_lost(self, piece: Piece) -> None:
         source, (topic_id, partition) = piece.source, piece.key
         assert isinstance(source, Source)
-        piece.publish.missing_count += row_count
-        source.missing_count += row_count
-        self.missing_count += row_count
+        source.missing_count += piece.missing_count
+        self.missing_count += piece.missing_count
         self._outbox.log(
             "error",
             _LOST,
@@ -266,7 +264,7 @@ class Forwarding:
             offset=piece.items[0].offset,
             topic_id=topic_id.hex(),
             partition=partition,
-            rows=row_count,
+            rows=piece.missing_count,
         )
 
     # --- sending -------------------------------------------------------------------------------
@@ -286,12 +284,11 @@ class Forwarding:
                 source.staged = None
                 self._read(piece, Loaded(), True, now)
                 return
-            if result.missing_count:
-                self._count_missing(piece, result.missing_count)
+            missing_count = result.missing_count
             if not result.batches:
-                self.queues.acknowledged(piece, result.item_count, -1, None, now.mono_us)
+                self.queues.skipped(piece, result.item_count, missing_count, now.mono_us)
                 return
-            self.queues.loaded(piece, result.byte_count)
+            self.queues.loaded(piece, result.item_count, result.byte_count, missing_count)
             self._send(piece, result, now)
         except Exception as failure:
             self._failed(piece, failure, now)
@@ -318,18 +315,18 @@ class Forwarding:
             part for batch in rows.batches for part in (bytes(batch.head), batch.rows)
         ]
         peer = Peer(image.leader_id, Purpose.ROWS)
-        then = partial(self._answered_there, piece, rows.item_count)
+        then = partial(self._answered_there, piece)
         self._peers.ask(peer, request, then, now, body=body, timeout_ms=FORWARD_ANSWER_MS)
 
     def _send_here(self, piece: Piece, entry: ForwardPartition, rows: Renumbered) -> None:
         def batches(_schemas: object) -> Batches:
             return [(batch.header, join(batch)) for batch in rows.batches]
 
-        then = partial(self._take_answer, piece, rows.item_count)
+        then = partial(self._take_answer, piece)
         self.targets.appends.add(Forwarded(self.targets, [(entry, batches)], then))
 
     def _answered_there(
-        self, piece: Piece, count: int, answer: object, error: BaseException | None, now: Now
+        self, piece: Piece, answer: object, error: BaseException | None, now: Now
     ) -> None:
         if error is not None:
             self._failed(piece, error, now)
@@ -341,19 +338,17 @@ class Forwarding:
             self._failed(piece, error, now)
             return
         assert isinstance(response, ForwardResponse)
-        self._take_answer(piece, count, response, None, now)
+        self._take_answer(piece, response, None, now)
 
     def _take_answer(
-        self, piece: Piece, count: int, response: ForwardResponse, bug: Exception | None, now: Now
+        self, piece: Piece, response: ForwardResponse, bug: Exception | None, now: Now
     ) -> None:
         if bug is not None or len(response.partitions) != 1:
             self._failed(piece, bug or QuiverlogError(), now)
             return
         (result,) = response.partitions
         if not result.error_code:
-            self.queues.acknowledged(
-                piece, count, result.end_offset, result.durability, now.mono_us
-            )
+            self.queues.acknowledged(piece, result.end_offset, result.durability, now.mono_us)
             return
         error = error_from_code(result.error_code, result.error_message)
         if isinstance(error, OutOfOrderSequence) and result.expected_sequence >= 0:

@@ -2,13 +2,11 @@
 
     Publish   what one publish row names: a `Part` for each partition that it reaches (a target)
     Line      parts of one source (a led partition of `__staged`) for one target, in log order
-    Piece     rows of a line that are read and sent together; a target has one under way at most
+    Piece     rows of a part that are read and sent together; some are under way at once
 
-     target: idle -add-> ready -take-> under way -acknowledged, gone back-> ready or idle
-                           ^------- waiting <-failed--'
-
-Invariants: a line sends its parts one after the other; a part stays until its target has
-acknowledged all of it, so that the publisher can go back to any row of it.
+Invariants: a line sends its parts one after the other, and the pieces of a part in their order; a
+part stays until its target has acknowledged all of it, so that the publisher can go back to any row
+of it.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from quiverlog.limits import (
     FORWARD_BATCHES_MAX,
     FORWARD_BYTES_MAX,
     FORWARD_PIECE_BYTES,
+    FORWARD_TARGET_BYTES,
 )
 from quiverlog.types import Durability
 
@@ -79,31 +78,56 @@ class Publish:
 
 
 class Line:
-    """`at`: the item that is sent next of the first part, `sequence`: the number that its target
-    expects."""
+    """`at`: the item of the first part that is read next; `safe_at`: those before it are safe at
+    the target. `pieces`: those under way, in order. `is_reading`: the size of the last one is not
+    known yet, and so not where the next begins."""
 
-    __slots__ = ("at", "is_stopped", "parts", "sequence", "source")
+    __slots__ = ("at", "is_reading", "parts", "pieces", "safe_at", "source")
 
     def __init__(self, source: Hashable) -> None:
         self.source = source
         self.parts: deque[tuple[Publish, Sequence[Item]]] = deque()
-        self.at = self.sequence = 0
-        self.is_stopped = False
+        self.pieces: deque[Piece] = deque()
+        self.at = self.safe_at = 0
+        self.is_reading = False
+
+    @property
+    def may_begin(self) -> bool:
+        return not self.is_reading and bool(self.parts) and self.at < len(self.parts[0][1])
 
     @property
     def rows_left(self) -> int:
-        return sum(_next(items[-1]) for _, items in self.parts) - self.sequence
+        rows = sum(_next(items[-1]) for _, items in self.parts)
+        return rows - _begin(self.parts[0][1], self.safe_at) if rows else 0
+
+    def begin_again(self, at: int) -> None:
+        """Read from there next; what is under way does not count any more."""
+        for piece in self.pieces:
+            piece.is_void = True
+        self.pieces.clear()
+        self.at = self.safe_at = at
+        self.is_reading = False
 
 
-class Piece(NamedTuple):
-    """`items`: all that may be sent; `sequence`: what the target expects first."""
+class Piece:
+    """`items`: all that may be sent; `sequence`: what the target expects first. `item_count`: those
+    that are sent, or missing; `missing_count`: rows. `is_void`: the line does not wait for it any
+    more."""
 
-    target: _Target
-    line: Line
-    publish: Publish
-    first: int
-    items: Sequence[Item]
-    sequence: int
+    __slots__ = (
+        "first", "held_bytes", "is_safe", "is_void", "item_count", "items", "line",
+        "missing_count", "publish", "sequence", "target",
+    )  # fmt: skip
+
+    def __init__(self, target: _Target, line: Line) -> None:
+        self.target = target
+        self.line = line
+        self.publish, items = line.parts[0]
+        self.first = line.at
+        self.items = items[line.at : line.at + FORWARD_BATCHES_MAX]
+        self.sequence = _begin(items, line.at)
+        self.item_count = self.missing_count = self.held_bytes = 0
+        self.is_safe = self.is_void = False
 
     @property
     def key(self) -> TargetKey:
@@ -124,18 +148,27 @@ class Waiting(NamedTuple):
 
 
 class _Target:
-    """`since_us`: when it last got on."""
+    """`since_us`: when it last got on. `rests`: until it is tried again."""
 
-    __slots__ = ("error", "failures", "held_bytes", "key", "lines", "piece", "since_us")
+    __slots__ = (
+        "error", "failures", "held_bytes", "is_ready", "key", "lines", "rests", "since_us",
+        "under_way",
+    )  # fmt: skip
 
     def __init__(self, key: TargetKey) -> None:
         self.key = key
         self.lines: dict[Hashable, Line] = {}
-        self.piece: Piece | None = None
-        self.held_bytes = 0
+        self.under_way = self.held_bytes = 0
+        self.is_ready = self.rests = False
         self.failures = 0
         self.error: QuiverlogError | None = None
         self.since_us = 0
+
+    @property
+    def may_begin(self) -> bool:
+        if self.under_way and self.held_bytes + FORWARD_PIECE_BYTES > FORWARD_TARGET_BYTES:
+            return False
+        return any(line.may_begin for line in self.lines.values())
 
 
 class Queues:
@@ -143,9 +176,10 @@ class Queues:
     Attributes:
         byte_count: of the pieces under way; one that is not read yet counts as a full one.
         finished: publishes without a target left, for the caller to take.
+        lost: pieces that are done, with rows that were missing.
     """
 
-    __slots__ = ("_later", "_number", "_ready", "_targets", "byte_count", "finished")
+    __slots__ = ("_later", "_number", "_ready", "_targets", "byte_count", "finished", "lost")
 
     def __init__(self) -> None:
         self._targets: dict[TargetKey, _Target] = {}
@@ -154,6 +188,7 @@ class Queues:
         self._number = 0
         self.byte_count = 0
         self.finished: list[Publish] = []
+        self.lost: list[Piece] = []
 
     def __bool__(self) -> bool:
         return bool(self._targets)
@@ -165,19 +200,20 @@ class Queues:
             if target is None:
                 target = self._targets[key] = _Target(key)
                 target.since_us = now_us
-                self._ready.append(target)
             line = target.lines.get(source)
             if line is None:
                 line = target.lines[source] = Line(source)
             line.parts.append((publish, items))
+            self._offer(target)
 
     def stop(self, source: Hashable) -> None:
         """Forget what the source has: another leader goes on with it."""
-        for target in self._targets.values():
+        for target in list(self._targets.values()):
             line = target.lines.pop(source, None)
             if line is not None:
-                line.is_stopped = True
-                line.parts.clear()  # A target without lines goes when it is looked at next.
+                line.parts.clear()
+                line.begin_again(0)
+                self._offer(target)
 
     # --- pieces --------------------------------------------------------------------------------
     @property
@@ -194,66 +230,71 @@ class Queues:
         """Begin a piece; it ends by one of the methods below."""
         later = self._later
         while later and later[0][0] <= now_us:
-            self._ready.append(heapq.heappop(later)[2])
+            target = heapq.heappop(later)[2]
+            target.rests = False
+            self._offer(target)
         while self._ready and self.has_room:
             target = self._ready.popleft()
-            if not target.lines:
-                del self._targets[target.key]
+            target.is_ready = False
+            if target.rests or not target.may_begin:
+                self._offer(target)
                 continue
-            # One source after the other: none waits for all that another has.
-            source, line = next(iter(target.lines.items()))
-            target.lines[source] = target.lines.pop(source)
-            publish, items = line.parts[0]
-            wanted = items[line.at : line.at + FORWARD_BATCHES_MAX]
-            piece = Piece(target, line, publish, line.at, wanted, line.sequence)
-            target.piece = piece
-            # Its size is not known before it is read: the bound holds for the worst.
-            self._hold(target, FORWARD_PIECE_BYTES)
+            line = next(one for one in target.lines.values() if one.may_begin)
+            # To the end: no source waits for all that another has.
+            target.lines[line.source] = target.lines.pop(line.source)
+            piece = Piece(target, line)
+            line.pieces.append(piece)
+            line.is_reading = True
+            target.under_way += 1
+            # Its size is not known before it is read: the bound holds for the usual one.
+            self._hold(piece, FORWARD_PIECE_BYTES)
+            self._offer(target)
             return piece
         return None
 
-    def loaded(self, piece: Piece, byte_count: int) -> None:
-        """Count what the piece really holds."""
-        self._hold(piece.target, byte_count)
-
-    def acknowledged(
-        self, piece: Piece, count: int, end_offset: int, level: int | None, now_us: int
+    def loaded(
+        self, piece: Piece, item_count: int, byte_count: int, missing_count: int = 0
     ) -> None:
-        """Go on behind the piece's first `count` items, which are safe at the target, or missing
-        here. `end_offset`: of the target's rows; -1, and no level: none were sent."""
-        target, line, publish = piece.target, piece.line, piece.publish
-        assert 0 < count <= len(piece.items)
+        """Count what is sent; the next piece may begin behind it."""
+        assert 0 < item_count <= len(piece.items)
+        piece.item_count, piece.missing_count = item_count, missing_count
+        self._hold(piece, byte_count)
+        if not piece.is_void:
+            piece.line.at = piece.first + item_count
+            piece.line.is_reading = False
+        self._offer(piece.target)
+
+    def skipped(self, piece: Piece, item_count: int, missing_count: int, now_us: int) -> None:
+        """Go on behind items that are missing here, of which nothing is sent."""
+        self.loaded(piece, item_count, 0, missing_count)
         self._end(piece)
-        if line.is_stopped:
-            self._go_on(target)
-            return
-        target.failures, target.error, target.since_us = 0, None, now_us
-        if level is not None:
+        self._safe(piece, now_us)
+
+    def acknowledged(self, piece: Piece, end_offset: int, level: int, now_us: int) -> None:
+        """Take the answer that the piece, and all before it, is safe below `end_offset`."""
+        self._end(piece)
+        if not piece.is_void:
+            publish = piece.publish
             publish.level = level if publish.level is None else min(publish.level, level)
-        if end_offset >= 0:
-            publish.ends[target.key] = max(end_offset, publish.ends.get(target.key, -1))
-        items = line.parts[0][1]
-        line.at = piece.first + count
-        line.sequence = _next(items[line.at - 1])
-        if line.at == len(items):
-            line.parts.popleft()
-            line.at = line.sequence = 0
-            self._finish_part(publish)
-            if not line.parts:
-                del target.lines[line.source]
-        self._go_on(target)
+            publish.ends[piece.key] = max(end_offset, publish.ends.get(piece.key, -1))
+            for one in piece.line.pieces:
+                if one is piece:
+                    break
+                # Rows are safe in the order of their offsets.
+                one.is_safe = one.item_count > 0
+        self._safe(piece, now_us)
 
     def go_back(self, piece: Piece, expected: int, error: QuiverlogError, now_us: int) -> None:
         """Begin again at the row that the target expects: it has lost what it had acknowledged."""
         line = piece.line
-        if not line.is_stopped:
+        # Only back: what a target has beyond what was sent it would have skipped itself.
+        if not piece.is_void and expected < piece.sequence:
             items = line.parts[0][1]
             at = bisect_left(items, expected, key=lambda item: item.base_sequence)
-            # Only back: what a target has beyond what was sent it would have skipped itself.
-            if expected < piece.sequence and items[at].base_sequence == expected:
+            if items[at].base_sequence == expected:
                 self._end(piece)
-                line.at, line.sequence = at, expected
-                self._go_on(piece.target)
+                line.begin_again(at)
+                self._offer(piece.target)
                 return
         # It expects what was sent, or the middle of a batch: nothing that was sent explains that.
         self.failed(piece, error, now_us)
@@ -262,15 +303,12 @@ class Queues:
         """Try again later: for ever, as the rows are committed."""
         target = piece.target
         self._end(piece)
-        if not target.lines:
-            del self._targets[target.key]
-            return
-        target.error = error
-        # Small at first: most often another leader is elected just then.
-        delay_ms = min(FORWARD_BACKOFF_MS_MAX, FORWARD_BACKOFF_MS_MIN << min(target.failures, 16))
-        target.failures += 1
-        self._number += 1
-        heapq.heappush(self._later, (now_us + delay_ms * 1000, self._number, target))
+        if not piece.is_void:
+            piece.line.begin_again(piece.line.safe_at)
+            target.error = error
+            if not target.rests:
+                self._rest(target, now_us)
+        self._offer(target)
 
     def deleted(self, piece: Piece) -> int:
         """Drop all that waits for the target, which is no more; return the number of rows."""
@@ -278,15 +316,17 @@ class Queues:
         self._end(piece)
         row_count = 0
         for line in target.lines.values():
-            skipped = line.sequence
+            done = _begin(line.parts[0][1], line.safe_at)
             for publish, items in line.parts:
-                dropped = _next(items[-1]) - skipped
+                dropped = _next(items[-1]) - done
                 publish.dropped_count += dropped
                 row_count += dropped
-                skipped = 0
+                done = 0
                 self._finish_part(publish)
+            line.parts.clear()
+            line.begin_again(0)
         target.lines.clear()
-        del self._targets[target.key]
+        self._offer(target)
         return row_count
 
     # --- what waits ----------------------------------------------------------------------------
@@ -299,22 +339,56 @@ class Queues:
                 yield Waiting(target.key, target.error, target.since_us, row_count)
 
     # --- within --------------------------------------------------------------------------------
-    def _hold(self, target: _Target, byte_count: int) -> None:
-        self.byte_count += byte_count - target.held_bytes
-        target.held_bytes = byte_count
-        assert self.byte_count >= 0
+    def _offer(self, target: _Target) -> None:
+        """Queue the target if a piece of it may begin; forget it if nothing is left."""
+        if not target.lines:
+            if not target.under_way and self._targets.get(target.key) is target:
+                del self._targets[target.key]
+        elif not (target.is_ready or target.rests) and target.may_begin:
+            target.is_ready = True
+            self._ready.append(target)
+
+    def _rest(self, target: _Target, now_us: int) -> None:
+        # Small at first: most often another leader is elected just then.
+        delay_ms = min(FORWARD_BACKOFF_MS_MAX, FORWARD_BACKOFF_MS_MIN << min(target.failures, 16))
+        target.failures += 1
+        target.rests = True
+        self._number += 1
+        heapq.heappush(self._later, (now_us + delay_ms * 1000, self._number, target))
+
+    def _hold(self, piece: Piece, byte_count: int) -> None:
+        more = byte_count - piece.held_bytes
+        piece.held_bytes = byte_count
+        piece.target.held_bytes += more
+        self.byte_count += more
+        assert self.byte_count >= piece.target.held_bytes >= 0
 
     def _end(self, piece: Piece) -> None:
-        target = piece.target
-        assert target.piece is piece, "a piece ends once"
-        target.piece = None
-        self._hold(target, 0)
+        self._hold(piece, 0)
+        piece.target.under_way -= 1
+        assert piece.target.under_way >= 0, "a piece ends once"
 
-    def _go_on(self, target: _Target) -> None:
-        if target.lines:
-            self._ready.append(target)
-        else:
-            del self._targets[target.key]
+    def _safe(self, piece: Piece, now_us: int) -> None:
+        target, line = piece.target, piece.line
+        if not piece.is_void:
+            piece.is_safe = True
+            while line.pieces and line.pieces[0].is_safe:
+                one = line.pieces.popleft()
+                one.is_void = True
+                line.safe_at = one.first + one.item_count
+                if one.missing_count:
+                    # Not before: a piece that fails is read again.
+                    one.publish.missing_count += one.missing_count
+                    self.lost.append(one)
+                target.failures, target.error, target.since_us = 0, None, now_us
+            publish, items = line.parts[0]
+            if line.safe_at == len(items):
+                line.parts.popleft()
+                line.begin_again(0)
+                self._finish_part(publish)
+                if not line.parts:
+                    del target.lines[line.source]
+        self._offer(target)
 
     def _finish_part(self, publish: Publish) -> None:
         publish.todo -= 1
@@ -325,3 +399,8 @@ class Queues:
 
 def _next(item: Item) -> int:
     return item.base_sequence + item.row_count
+
+
+def _begin(items: Sequence[Item], at: int) -> int:
+    """Return the sequence at which the item `at` is expected."""
+    return _next(items[at - 1]) if at else 0

@@ -267,10 +267,9 @@ class Remote(Publisher):
         assert outcomes == [None]
 
     def sent(self) -> SendToPeer:
-        """The only FORWARD that is sent and was not looked at."""
-        found = [one for one in self.node.sent if isinstance(one.request, ForwardRequest)]
-        self.node.sent.clear()
-        (one,) = found
+        """The oldest FORWARD that is sent and was not looked at."""
+        while not isinstance((one := self.node.sent.pop(0)).request, ForwardRequest):
+            pass
         assert one.peer == PEER
         return one
 
