@@ -32,6 +32,7 @@ BENCHMARKS = (
     "replication",
     "failover",
     "growth",
+    "exactly_once",
     "client_dicts",
     "spark_read",
     "spark_write",
