@@ -28,6 +28,10 @@ FILES = {
         "producer/producer.py",
         "The blocking producer and its futures.",
     ),
+    "transactions/async_transaction.py": (
+        "transactions/transaction.py",
+        "The blocking client's transactions.",
+    ),
     "consumer/async_consumer.py": ("consumer/consumer.py", "The blocking consumer."),
     "consumer/async_reading.py": ("consumer/reading.py", "The blocking client's bounded reads."),
 }

@@ -10,6 +10,7 @@ from .client.async_client import AsyncClient, connect
 from .client.consumer.async_consumer import AsyncConsumer
 from .client.consumer.async_reading import AsyncReading
 from .client.producer.async_producer import AsyncProducer, AsyncSendFuture
+from .client.transactions.async_transaction import AsyncStagedFuture, AsyncTransaction
 
 __all__ = [
     "AsyncClient",
@@ -17,5 +18,7 @@ __all__ = [
     "AsyncProducer",
     "AsyncReading",
     "AsyncSendFuture",
+    "AsyncStagedFuture",
+    "AsyncTransaction",
     "connect",
 ]

@@ -21,6 +21,7 @@ __all__ = [
     "BrokerShuttingDown",
     "BufferExhausted",
     "ClientClosed",
+    "CommitUnknown",
     "ConfigNeedsRestart",
     "ConnectionClosed",
     "ConnectionFailed",
@@ -572,10 +573,7 @@ class UnsupportedFeatureLevel(QuiverlogError):
 class TransactionFenced(QuiverlogError):
     # Not retriable: two holders of one id would fence each other for ever.
     code = 84
-    hint = (
-        "Another program has opened the transactional id since: end this one, or give each an id"
-        " of its own."
-    )
+    hint = "Another program has opened the id since: end this one, or give each an id of its own."
 
 
 class TransactionClosed(QuiverlogError):
@@ -770,6 +768,11 @@ class InvalidOption(QuiverlogError):
 class ForkedClient(QuiverlogError):
     code = 1009
     hint = "A client does not survive fork(): open one in the child process."
+
+
+class CommitUnknown(QuiverlogError):
+    code = 1011
+    hint = "The next `transaction()` of this client and id finds out what became of it."
 
 
 class InvalidResponse(QuiverlogError):

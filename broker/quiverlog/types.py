@@ -17,6 +17,8 @@ __all__ = [
     "PUBLISH_COUNTERS_END",
     "PUBLISH_LEADER_EPOCHS_END",
     "STAGED_PARTITIONS_END",
+    "STAGED_TOPIC",
+    "TRANSACTIONS_TOPIC",
     "Compression",
     "Durability",
     "IsolationLevel",
@@ -50,6 +52,12 @@ PUBLISH_COUNTERS_END = 2**32
 
 NO_SEQUENCE = -1
 """The base sequence of a batch whose producer is not idempotent."""
+
+TRANSACTIONS_TOPIC = "__transactions"
+"""The internal topic of what coordinators have decided about transactional ids."""
+
+STAGED_TOPIC = "__staged"
+"""The internal topic of rows of transactions that are not published yet."""
 
 
 class Durability(enum.IntEnum):

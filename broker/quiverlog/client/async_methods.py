@@ -18,6 +18,7 @@ from .base.arguments import (
     INT32,
     INT64,
     SECONDS,
+    TRANSACTIONAL_ID,
     checked,
     mapping,
     optional,
@@ -38,6 +39,7 @@ from .base.results import (
 from .cluster import partition_questions
 from .cluster.routing import Cluster
 from .consumer import stored_batches
+from .transactions.questions import TransactionalId, find_transactional_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -296,6 +298,15 @@ class AsyncMethods:
     async def schemas(self, topic: str) -> SchemaHistory:
         """Return the topic's schema history."""
         return await self.run(topic_questions.schemas(self.cluster, topic))
+
+    # --- transactions ----------------------------------------------------------------------------
+    @checked(transactional_id=TRANSACTIONAL_ID)
+    async def transactional_id(self, transactional_id: str) -> TransactionalId:
+        """Return what the cluster has of a transactional id: its last committed sequence, say.
+
+        It opens nothing: a program that holds the id goes on.
+        """
+        return await self.run(find_transactional_id(self.cluster, transactional_id))
 
     # --- offsets --------------------------------------------------------------------------------
     @checked()

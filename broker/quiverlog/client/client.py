@@ -21,11 +21,14 @@ from quiverlog.limits import (
     PRODUCER_BATCH_ROWS_DEFAULT,
     PRODUCER_BUFFER_BYTES_DEFAULT,
     PRODUCER_LINGER_MS_DEFAULT,
+    TRANSACTION_TIMEOUT_MS_DEFAULT,
+    TRANSACTION_TIMEOUT_MS_MAX,
 )
 
 from .base.arguments import (
     INT64,
     SECONDS,
+    TRANSACTIONAL_ID,
     bootstrap_addresses,
     checked,
     number,
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     from .producer.hosts import ProducerHost
     from .producer.producer import Producer
     from .producer.types import CompressionChoice, DurabilityChoice
+    from .transactions.questions import Wait
+    from .transactions.transaction import Holder, Transaction
 
 __all__ = ["Client", "connect"]
 
@@ -118,6 +123,7 @@ class Client(BlockingMethods):
         self._closed = False
         self._host: ProducerHost | None = None
         self._producers: WeakSet[Producer] = WeakSet()
+        self._holders: dict[str, Holder] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -140,6 +146,8 @@ class Client(BlockingMethods):
             host, self._host = self._host, None
         for producer in list(self._producers):
             producer.abort()
+        for holder in self._holders.values():
+            holder.leave()
         if host is not None:
             host.stop()
         self.driver.close()
@@ -188,7 +196,7 @@ class Client(BlockingMethods):
         """
         # Here: questions about topics must not pay for pyarrow and threads.
         from .producer.base import open_core, producer_options
-        from .producer.hosts import ProducerHost
+        from .producer.core import ProducerCore
         from .producer.producer import Producer
 
         complete = producer_options(
@@ -205,15 +213,93 @@ class Client(BlockingMethods):
         )
 
         def open_() -> Producer:
-            core = self.run(open_core(self.cluster, topic, complete))
+            core = self.run(open_core(self.cluster, topic, complete, ProducerCore))
             with self._lock:
-                if self._closed:
-                    raise ClientClosed("The client is closed: open a new one.")
-                if self._host is None:
-                    self._host = ProducerHost(self.cluster, self.driver)
-                producer = Producer(core, self._host.host(core))
+                producer = Producer(core, self._open_host().host(core))
                 self._producers.add(producer)
             return producer
+
+        return open_()
+
+    def _open_host(self) -> ProducerHost:
+        from .producer.hosts import ProducerHost
+
+        if self._closed:
+            raise ClientClosed("The client is closed: open a new one.")
+        if self._host is None:
+            self._host = ProducerHost(self.cluster, self.driver)
+        return self._host
+
+    @checked(
+        transactional_id=TRANSACTIONAL_ID,
+        timeout=SECONDS,
+        transaction_timeout=seconds(0.001, TRANSACTION_TIMEOUT_MS_MAX / 1000),
+    )
+    def transaction(
+        self,
+        transactional_id: str,
+        *,
+        wait: Wait = "published",
+        timeout: float = DELIVERY_TIMEOUT_MS_DEFAULT / 1000,
+        transaction_timeout: float = TRANSACTION_TIMEOUT_MS_DEFAULT / 1000,
+        compression: CompressionChoice | None = None,
+        durability: DurabilityChoice | None = None,
+    ) -> Transaction:
+        """Begin a transaction: `with client.transaction("my-app") as tx` commits at the end.
+
+        Args:
+            transactional_id: 1 to 512 characters; names the program over its restarts. The newest
+                client that uses it fences the others.
+            wait: a commit returns when it is decided, or when all rows can be read, too.
+            timeout: seconds that rows may wait to be staged, and the commit for its answer.
+            transaction_timeout: seconds without a sign of life of this client after which the
+                coordinator ends the transaction.
+            compression: None takes the topics' defaults.
+            durability: stage at a higher level than that of `__staged`.
+
+        Raises:
+            TransactionFenced: another client has opened the id since this one did.
+            InvalidArgument: a transaction of this client with the id has not ended.
+            CommitUnknown: what became of the last commit cannot be found out yet.
+        """
+        from .producer.base import producer_options
+        from .transactions.transaction import Holder, Transaction
+
+        complete = producer_options(
+            self.cluster,
+            batch_rows=PRODUCER_BATCH_ROWS_DEFAULT,
+            batch_bytes=PRODUCER_BATCH_BYTES_DEFAULT,
+            linger=PRODUCER_LINGER_MS_DEFAULT / 1000,
+            compression=compression,
+            durability=durability,
+            buffer_bytes=PRODUCER_BUFFER_BYTES_DEFAULT,
+            delivery_timeout=timeout,
+            idempotent=True,
+            partition=None,
+        )
+
+        def open_() -> Transaction:
+            with self._lock:
+                host = self._open_host()
+                holder = self._holders.get(transactional_id)
+                if holder is None:
+                    holder = Holder(
+                        self.cluster,
+                        self.run,
+                        host,
+                        transactional_id,
+                        round(transaction_timeout * 1000),
+                    )
+                    self._holders[transactional_id] = holder
+                holder.take()
+            try:
+                previous = holder.begin(complete, timeout)
+                return Transaction(
+                    holder, complete, timeout_s=timeout, wait=wait, previous=previous
+                )
+            except BaseException:
+                holder.release()
+                raise
 
         return open_()
 

@@ -20,6 +20,7 @@ from quiverlog.limits import (
     TRANSACTION_INSTANCE_BYTES_MAX,
     TRANSACTION_PARTS_MAX,
     TRANSACTION_TARGETS_MAX,
+    TRANSACTION_TIMEOUT_MS_DEFAULT,
     TRANSACTION_TIMEOUT_MS_MAX,
     TRANSACTIONAL_ID_CHARS_MAX,
 )
@@ -143,7 +144,7 @@ class OpenTransactionRequest(Request, array_like=True, gc=False):
     API: ClassVar[Api] = Api.OPEN_TRANSACTION
     transactional_id: str = ""
     instance: bytes = b""
-    timeout_ms: Int64 = 900_000
+    timeout_ms: Int64 = TRANSACTION_TIMEOUT_MS_DEFAULT
     single_use: bool = False
 
     def check(self) -> None:

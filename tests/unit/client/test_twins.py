@@ -22,6 +22,7 @@ from quiverlog import aio
 from quiverlog.client import async_client, client
 from quiverlog.client.consumer import consumer, reading
 from quiverlog.client.producer import producer
+from quiverlog.client.transactions import transaction
 from quiverlog.wire import messages as m
 from scripts import generate_client
 from tests.support.client_scenarios import SCHEMA, rows
@@ -33,9 +34,11 @@ TWINS = (
     (producer.SendFuture, aio.AsyncSendFuture),
     (consumer.Consumer, aio.AsyncConsumer),
     (reading.Reading, aio.AsyncReading),
+    (transaction.Transaction, aio.AsyncTransaction),
+    (transaction.StagedFuture, aio.AsyncStagedFuture),
 )
-PLAIN = {"producer", "consumer", "done"}
-"""Methods that are no coroutines with asyncio either; the first two are opened by `await`."""
+PLAIN = {"producer", "consumer", "transaction", "done"}
+"""Methods that are no coroutines with asyncio either; but for `done` opened by `await`."""
 BLOCKING_ONLY = {"duckdb"}
 """Engines that ask by themselves, from threads of their own, cannot wait for a loop."""
 WORD = r"\b(?:async (?=def|with|for)|await |Async(?=[A-Z])|quiverlog\.aio\.(?=Async))"

@@ -25,6 +25,7 @@ from quiverlog.addresses import (
 )
 from quiverlog.errors import InvalidArgument
 from quiverlog.installing import install_line
+from quiverlog.limits import TRANSACTIONAL_ID_CHARS_MAX
 from quiverlog.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -228,6 +229,12 @@ def one_of(kind: Kind, *words: str) -> Kind:
     return each
 
 
+def TRANSACTIONAL_ID(name: str, value: object) -> None:
+    if not isinstance(value, str) or not 1 <= len(value) <= TRANSACTIONAL_ID_CHARS_MAX:
+        _refuse(name, value, f"a text of 1 to {TRANSACTIONAL_ID_CHARS_MAX} characters")
+    NAME(name, value)
+
+
 def place(name: str, value: object) -> None:
     if not isinstance(value, TopicPartition):
         _refuse(name, value, "a TopicPartition")
@@ -319,6 +326,7 @@ _KIND_OF: Final[Mapping[str, Kind]] = {
     "partition_questions.AtSpec": _or_mapping(_at, _at),
     "StartAt": _or_mapping(_at, one_of(_moment_or_offset, "earliest", "latest")),
     "End": optional(one_of(mapping(INT32, INT64), "latest")),
+    "Wait": one_of(NAME, "decided", "published"),
     "FetchFrom": one_of(NAME, "leader", "follower", "nearest"),
     "Client | None": ANYTHING,
     "CompressionChoice | None": ANYTHING,

@@ -12,7 +12,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from quiverlog.batch.key_columns import check_key_columns
 from quiverlog.client.base.arguments import counted, shown
@@ -36,6 +36,9 @@ __all__ = [
     "open_core",
     "producer_options",
 ]
+
+
+C = TypeVar("C", bound=ProducerCore)
 
 
 class UnsentRows(RuntimeWarning):
@@ -109,9 +112,12 @@ def _member(kind: Any, value: Any, name: str) -> Any:
 
 
 def open_core(
-    cluster: Cluster, topic_name: str, complete: Callable[[Compression], ProducerOptions]
-) -> Operation[ProducerCore]:
-    def attempt() -> Operation[ProducerCore]:
+    cluster: Cluster,
+    topic_name: str,
+    complete: Callable[[Compression], ProducerOptions],
+    kind: type[C],
+) -> Operation[C]:
+    def attempt() -> Operation[C]:
         # Fresh: another client may have altered it.
         topic = yield from cluster.topic(topic_name, fresh=True)
         history = yield from cluster.history(topic.topic_id, topic_name, needed_id=topic.schema_id)
@@ -119,9 +125,7 @@ def open_core(
         identity = (yield from new_identity(cluster)) if options.idempotent else Identity()
         check_key_columns(history.current, topic.key_columns)
         converter = Converter(history.current, topic_name)
-        core = ProducerCore(
-            topic, converter, history.current_id, options, identity, jitter=cluster.jitter
-        )
+        core = kind(topic, converter, history.current_id, options, identity, jitter=cluster.jitter)
         if options.partition is not None:
             core.check_partition(options.partition)
         return core

@@ -137,15 +137,15 @@ class ProducerCore:
         what = f"broker {batch.leader} to acknowledge rows of {where}"
         return Wait(since_s, until_s, what, "rows")
 
-    def poll(self, now: Now) -> Work:
+    def poll(self, now: Now, *, may_ask: bool = False) -> Work:
+        """`may_ask`: no question of its own is under way."""
         self._accumulator.close_lingered(now)
         self._sender.give_up_expired(now)
         calls = self._sender.poll(now)
         needs_metadata = self._sender.needs_metadata
         if calls and self._is_metadata_old(now):
             needs_metadata = True
-        moments = [self._accumulator.wake_at_us(), self._sender.wake_at_us(now)]
-        wake_at_us = min((at for at in moments if at is not None), default=None)
+        wake_at_us = min((at for at in self.wake_moments(now) if at is not None), default=None)
         assert wake_at_us is not None or not self.buffered_bytes, "buffered rows need a next poll"
         return Work(
             calls,
@@ -156,6 +156,9 @@ class ProducerCore:
             frozenset(self._sender.deposed),
         )
 
+    def wake_moments(self, now: Now) -> list[int | None]:
+        return [self._accumulator.wake_at_us(), self._sender.wake_at_us(now)]
+
     def give_up_expired(self, now: Now) -> None:
         self._sender.give_up_expired(now)
 
@@ -165,6 +168,9 @@ class ProducerCore:
             return False
         self._look_again_us = now.mono_us + METADATA_AGE_US
         return due_us is not None
+
+    def on_answer(self, answer: int, error: QuiverlogError | None) -> None:
+        raise AssertionError(f"a producer has no questions of its own: {answer}, {error}")
 
     # --- answers --------------------------------------------------------------------------------
     def on_response(self, call: ProduceCall, response: m.Response, now: Now) -> None:

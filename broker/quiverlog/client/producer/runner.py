@@ -1,7 +1,7 @@
 """Performs the steps of `ProducerCore` on an event loop, the caller's or the background thread's.
 
-Owns timers, the connections' futures and the producer's two questions: fresh metadata, and the next
-epoch of its id. It changes the core under the lock only.
+Owns timers, the connections' futures and the producer's questions: fresh metadata, the next epoch
+of its id, and one of the core's own. It changes the core under the lock only.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class ProducerRunner:
             self._timer = None
         with self._lock:
             now = self._now()
-            work = self._core.poll(now)
+            work = self._core.poll(now, may_ask="own" not in self._questions)
             self._notify()
         for leader in work.deposed:
             self._leave(leader)
@@ -129,6 +129,8 @@ class ProducerRunner:
             self._ask("metadata", self._refresh)
         if work.needs_identity:
             self._ask("identity", self._renew)
+        if work.question is not None:
+            self._ask_own(work.question)
         if work.wake_at_us is not None:
             delay_s = max(0.0005, (work.wake_at_us - now.mono_us) / 1_000_000)
             self._timer = self._loop.call_later(delay_s, self.step)
@@ -224,6 +226,22 @@ class ProducerRunner:
         task = self._loop.create_task(self._until_answered(question))
         self._questions[what] = task
         task.add_done_callback(lambda _: self._answered(what))
+
+    def _ask_own(self, question: Operation[int]) -> None:
+        task = self._loop.create_task(self._own(question))
+        self._questions["own"] = task
+        task.add_done_callback(lambda _: self._answered("own"))
+
+    async def _own(self, question: Operation[int]) -> None:
+        answer, failure = 0, None
+        try:
+            answer = await self._driver.run(question)
+        except QuiverlogError as error:
+            failure = error
+        with self._lock:
+            if not self._stopped:
+                self._core.on_answer(answer, failure)
+                self._changed()
 
     def _answered(self, what: str) -> None:
         self._questions.pop(what, None)

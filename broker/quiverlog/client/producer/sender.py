@@ -173,7 +173,7 @@ class Sender:
         self.deposed: set[int] = set()
         # The newest one, to which batches of older ones change.
         self.identity = identity
-        self._options = options
+        self.options = options
         self._failed = failed
         self._jitter = jitter
         self._queues: dict[int, PartitionQueue] = {}
@@ -181,7 +181,7 @@ class Sender:
     def queue_of(self, partition: int) -> PartitionQueue:
         found = self._queues.get(partition)
         if found is None:
-            numbering = Numbering(self.identity, is_idempotent=self._options.idempotent)
+            numbering = Numbering(self.identity, is_idempotent=self.options.idempotent)
             found = self._queues[partition] = PartitionQueue(partition, numbering)
         return found
 
@@ -259,7 +259,7 @@ class Sender:
     def _timed(self, call: ProduceCall, now: Now) -> ProduceCall:
         left_us = max(batch.deadline_us for batch in call.batches.values()) - now.mono_us
         assert left_us > 0, "what is too old was given up before"
-        timeout_us = min(self._options.request_timeout_us, left_us)
+        timeout_us = min(self.options.request_timeout_us, left_us)
         call.request.timeout_ms = max(1, timeout_us // 1000)
         return call._replace(timeout_us=timeout_us)
 
@@ -269,7 +269,7 @@ class Sender:
             # In the order of age, so the expired ones are at the head.
             expired.extend(takewhile(lambda b: b.deadline_us <= now.mono_us, queue.queue))
             for batch in expired:
-                seconds = self._options.delivery_timeout_us / 1_000_000
+                seconds = self.options.delivery_timeout_us / 1_000_000
                 why = batch.last_failure and f" Last failure: {batch.last_failure}"
                 text = f"{counted(batch.row_count, 'row', 'rows')} waited {seconds:g} s.{why}"
                 self._fail(queue, batch, DeliveryTimedOut(text))
@@ -315,8 +315,8 @@ class Sender:
                 calls.append(open_calls.pop(leader))
                 call = None
         if call is None:
-            timeout_us = self._options.request_timeout_us
-            request = m.ProduceRequest(durability=self._options.durability, partitions=[])
+            timeout_us = self.options.request_timeout_us
+            request = m.ProduceRequest(durability=self.options.durability, partitions=[])
             call = open_calls[leader] = ProduceCall(leader, request, [], {}, timeout_us)
         info = self.topic.partitions[queue.partition]
         call.request.partitions.append(
@@ -365,10 +365,10 @@ class Sender:
         if not is_answer or isinstance(error, UNTRUSTED):
             batch.maybe_stored = True
             queue.numbering.unsettle()
-        if isinstance(error, (OutOfOrderSequence, UnknownProducerId)) and self._options.idempotent:
+        if isinstance(error, (OutOfOrderSequence, UnknownProducerId)) and self.options.idempotent:
             if self._resolve_hole(queue, batch, error, now):
                 return
-        elif isinstance(error, InvalidProducerEpoch) and self._options.idempotent:
+        elif isinstance(error, InvalidProducerEpoch) and self.options.idempotent:
             if self._epoch_ended(queue, batch, error, now, next_sequence):
                 return
         elif error.retriable and now.mono_us < batch.deadline_us:

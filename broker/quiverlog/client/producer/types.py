@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from quiverlog.batch.codec import Encoded
+from quiverlog.client.base.commands import Operation
 from quiverlog.client.base.results import Produced
 from quiverlog.errors import InvalidArgument, QuiverlogError
 from quiverlog.types import NO_EPOCH, NO_PRODUCER_ID, Compression, Durability
@@ -197,7 +198,7 @@ class Work(NamedTuple):
     """The host's next steps.
 
     `silent`: leaders without an answer for long. `deposed`: those that lead no more; the host stops
-    waiting for them.
+    waiting for them. `question`: of the core's own; the outcome goes to its `on_answer`.
     """
 
     calls: list[ProduceCall]
@@ -206,3 +207,4 @@ class Work(NamedTuple):
     wake_at_us: int | None
     silent: frozenset[int] = frozenset()
     deposed: frozenset[int] = frozenset()
+    question: Operation[int] | None = None

@@ -25,7 +25,7 @@ from quiverlog.limits import (
     STAGED_PARTITIONS_PER_BROKER,
     TRANSACTIONS_PARTITIONS,
 )
-from quiverlog.types import Durability
+from quiverlog.types import STAGED_TOPIC, TRANSACTIONS_TOPIC, Durability
 
 __all__ = [
     "INTERNAL_TOPICS",
@@ -38,8 +38,8 @@ __all__ = [
     "refuse_internal",
 ]
 
-TRANSACTIONS: Final = "__transactions"
-STAGED: Final = "__staged"
+TRANSACTIONS: Final = TRANSACTIONS_TOPIC
+STAGED: Final = STAGED_TOPIC
 
 
 @dataclass(frozen=True, slots=True)
