@@ -153,6 +153,9 @@ class _Publishing:
 
     def end(self, is_published: bool, now: Now) -> None:
         self.is_over = True
+        self.answer(is_published, now)
+
+    def answer(self, is_published: bool, now: Now) -> None:
         waits, self.waits = self.waits, []
         for wait in waits:
             wait.set(is_published, None, now)
@@ -499,7 +502,7 @@ class Coordinators:
         publishing = self._publishing.get((hosted, request.transactional_id))
         if publishing is not None and publishing.committed.sequence != last.sequence:
             publishing = None  # Of a later transaction, which has waited for this one.
-        is_published = publishing is None
+        is_published = publishing is None or not publishing.parts
         if not is_published and request.wait:
             is_published = bool(
                 (yield self._published(hosted, request.transactional_id, deadline_us, call.now))
@@ -612,6 +615,8 @@ class Coordinators:
             hosted.propose(records, now, then)
         except QuiverlogError as error:
             self._record_later(publishing, error, now)
+        # All rows are safe in their topics: the record only spares a successor the question.
+        publishing.answer(True, now)
 
     def _record_later(self, publishing: _Publishing, error: QuiverlogError, now: Now) -> None:
         if not publishing.is_over:

@@ -42,6 +42,7 @@ from quiverlog.wire.transaction_messages import (
     DescribeTransactionsRequest,
     ListTransactionsRequest,
     OpenTransactionRequest,
+    PublishResponse,
     ResolveStagedRequest,
     StagedTransaction,
     TransactionState,
@@ -370,6 +371,23 @@ def test_a_publish_is_tried_for_ever_from_50_ms_to_2_s(node: TransactionDriver) 
     assert pauses == [50, 100, 200, 400, 800, 1_600, 2_000, 2_000, PUBLISH_BACKOFF_MS_MAX]
     node.published()
     assert node.response(correlation).is_published
+
+
+def test_a_commit_that_waits_is_answered_before_its_publish_is_recorded(
+    node: TransactionDriver,
+) -> None:
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 0)
+    node.count()
+    _, then = node.publishes.pop()
+    then(PublishResponse(durability=Durability.FLUSHED), None, node.now)
+    node.send(Tick())
+    assert node.response(correlation).is_published
+    assert node.machine().applied["app"].publishing is not None
+    assert node.open().is_publishing is False, "behind what is pending"
+    following = node.commit(epoch, 1, attempt(OTHER), wait=0)
+    node.count()
+    assert node.response(following).outcome == 0
 
 
 def test_a_bug_in_publishing_is_tried_again(node: TransactionDriver) -> None:
