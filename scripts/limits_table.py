@@ -92,6 +92,7 @@ LIMITS: Final[dict[str, tuple[str, str]]] = {
         "parts of a COMMIT_TRANSACTION, all attempts together",
         "INVALID_REQUEST; above twice as many CORRUPT_FRAME",
     ),
+    "FORWARD_BATCHES_MAX": ("batches in an entry of a FORWARD", "INVALID_REQUEST"),
     "FORWARD_ENTRIES_MAX": ("partitions in a FORWARD", "CORRUPT_FRAME"),
     "RESOLVE_STAGED_ENTRIES_MAX": ("transactions in a RESOLVE_STAGED", "CORRUPT_FRAME"),
     "ERROR_MESSAGE_CHARS_MAX": ("characters of an error's text", "it is cut"),

@@ -17,6 +17,7 @@ from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.partition.partition import Assigned
 from quiverlog.limits import FEATURE_LEVEL_MAX
 from quiverlog.node.runtime.events import RequestReceived
+from quiverlog.types import PublishId
 from quiverlog.wire import broker_messages as b
 from quiverlog.wire import config_messages as k
 from quiverlog.wire import messages as m
@@ -38,6 +39,8 @@ from quiverlog.wire.transaction_messages import (
     CountedAttempt,
     CountStagedRequest,
     DescribeTransactionsRequest,
+    ForwardPartition,
+    ForwardRequest,
     ListTransactionsRequest,
     OpenTransactionRequest,
     PublishRequest,
@@ -95,11 +98,19 @@ WITHOUT_TOPIC_ID = [
     (ask(DescribeClusterRequest), b""),
     (ask(DecommissionBrokerRequest, 0, 0), b""),
     (ask(DescribeProducerRequest, 0, ["t"], ""), b""),
+    (ask(k.DescribeConfigsRequest, ["log.level"]), b""),
+    (ask(UpdateFeaturesRequest, FEATURE_LEVEL_MAX, True), b""),
 ]
+
+
+PUBLISH_ID = PublishId(0, 0, 0).pack()
+PUBLISHED = bytes(batch_of([2], producer=(PUBLISH_ID, 7, 0)))
+FORWARDED = (0, 0, 3, PUBLISH_ID, 0, len(PUBLISHED))
 
 
 def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
     """One of every API, so that every field matters."""
+    forward = ask(ForwardRequest, 1, 9_000, [ForwardPartition(topic, *FORWARDED)])
     return [
         (ask(m.HelloRequest, "c", "s", "1"), b""),
         (ask(m.MetadataRequest, [], [topic], None), b""),
@@ -126,6 +137,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
             ),
             b"",
         ),
+        (forward, PUBLISHED),
         (
             ask(
                 r.AlterPartitionRequest,
@@ -161,8 +173,6 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
         (ask(DescribeReplicasRequest, ["t"], ""), b""),
         (ask(m.DeleteTopicsRequest, ["t"]), b""),
         (ask(k.AlterConfigsRequest, -1, [k.ConfigChange("log.level", "info")]), b""),
-        (ask(k.DescribeConfigsRequest, ["log.level"]), b""),
-        (ask(UpdateFeaturesRequest, FEATURE_LEVEL_MAX, True), b""),
         *WITHOUT_TOPIC_ID,
         (ask(v.ChangeVotersRequest, 0, 0, ""), b""),
         (ask(q.QuorumRequest, CLUSTER, 1, "d", 0, QUORUM_MESSAGES), b"dataxyz"),

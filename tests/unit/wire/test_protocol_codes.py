@@ -23,7 +23,18 @@ from quiverlog.wire.broker_messages import RegisteredListener
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.peer_proof import ClusterSecrets
 from quiverlog.wire.placement_messages import DescribeReplicasRequest
-from quiverlog.wire.transaction_messages import CountStagedRequest, PublishRequest
+from quiverlog.wire.transaction_messages import (
+    AbortTransactionRequest,
+    CommittedAttempt,
+    CommitTransactionRequest,
+    CountedAttempt,
+    CountStagedRequest,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
+    OpenTransactionRequest,
+    PublishRequest,
+    ResolveStagedRequest,
+)
 from tests.support.node import NodeDriver, batch_of, check_codes
 from tests.support.staged import make_staged
 
@@ -33,11 +44,39 @@ SCHEMAS = [serialize_schema(pa.schema([("id", pa.int64()), ("x", kind)])) for ki
            (pa.string(), pa.int64(), pa.uint8())]  # fmt: skip
 
 
+OF_TRANSACTIONS = (
+    OpenTransactionRequest,
+    CommitTransactionRequest,
+    AbortTransactionRequest,
+    ListTransactionsRequest,
+    DescribeTransactionsRequest,
+    CountStagedRequest,
+    PublishRequest,
+    ResolveStagedRequest,
+)
+TRANSACTION_POOLS: dict[str, tuple[Any, ...]] = {
+    "transactional_id": ("t", "t", "t", "none", ""),
+    "instance": (b"one", b"one", b"two", b""),
+    "epoch": (1, 1, 1, 2, 0, -1),
+    "sequence": (0, 1, 2, 3, -1),
+    "wait": (0, 1, 2),
+    "timeout_ms": (1_000,),
+    "durability": (-1, 1, 2, 9),
+    "leader_epoch": (-1, -1, 0, 99),
+}
+SHORT_ATTEMPTS: dict[type[m.Request], Any] = {
+    CommitTransactionRequest: CommittedAttempt(b"short"),
+    CountStagedRequest: CountedAttempt(b"short"),
+    PublishRequest: b"short",
+}
+
+
 class Drawing:
     """Draws requests about the topics that are there."""
 
     def __init__(self, seed: int, topic_ids: list[bytes]) -> None:
         self.rng = random.Random(seed)
+        self.lists: dict[str, tuple[Any, ...]] = {}
         self.pools: dict[str, tuple[Any, ...]] = {
             "topic_id": (*topic_ids, bytes(16), b"", b"short"),
             "topic_ids": (*topic_ids, bytes(16)),
@@ -83,6 +122,8 @@ class Drawing:
         if type(None) in arguments:
             return None if self.rng.random() < 0.2 else self._value(name, arguments[0])
         if get_origin(hint) is list:
+            if name in self.lists:
+                return self.rng.choice(self.lists[name])
             inner = arguments[0]
             return [self._value(name, inner) for _ in range(self.rng.randrange(4))]
         if hint is RegisteredListener and self.rng.random() < 0.5:
@@ -121,13 +162,18 @@ def test_codes_are_those_of_the_list(kind: type[m.Request]) -> None:
         node = NodeDriver(
             Path(directory), cluster_id="c", cluster_secrets=secrets, proof_required=False
         )
-        if kind in (CountStagedRequest, PublishRequest):
+        if kind in OF_TRANSACTIONS:
             make_staged(node)
         topics = [node.create(name, partitions=2) for name in ("a", "b")]
         node.call(m.InitProducerIdRequest())
         for topic in topics:
             node.produced(topic, batch_of([1, 2, 3]))
         drawing = Drawing(int(kind.API), topics)
+        if kind in OF_TRANSACTIONS:
+            drawing.pools.update(TRANSACTION_POOLS)
+            drawing.lists["attempts"] = ([], [], [SHORT_ATTEMPTS.get(kind)])
+            drawing.lists["offsets"] = ([],)
+            node.request(OpenTransactionRequest(transactional_id="t", instance=b"one"))
         answered = set()
         for _ in range(REQUESTS_PER_KIND):
             request = drawing.of(kind)
@@ -136,12 +182,15 @@ def test_codes_are_those_of_the_list(kind: type[m.Request]) -> None:
             for _ in range(20):
                 if node.answer(number) is not None:
                     break
+                while kind in OF_TRANSACTIONS and node.syncs:
+                    node.flush()
                 node.advance(1_000)
             answer = node.answer(number)
             assert answer is not None, request
             check_codes(answer[0])
-            parts = getattr(answer[0], "partitions", None) or getattr(answer[0], "topics", [])
-            answered |= {getattr(part, "error_code", 0) for part in parts}
+            for name in ("partitions", "topics", "results"):
+                parts = getattr(answer[0], name, [])
+                answered |= {getattr(part, "error_code", 0) for part in parts}
             answered.add(answer[0].error_code)
         node.stop()
     assert 0 in answered
@@ -150,5 +199,7 @@ def test_codes_are_those_of_the_list(kind: type[m.Request]) -> None:
         m.MetadataRequest,
         DescribeClusterRequest,
         DescribeReplicasRequest,
+        DescribeTransactionsRequest,
+        ResolveStagedRequest,
     )
     assert len(answered) > 1 or kind in never, "nothing was refused"
