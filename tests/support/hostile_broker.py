@@ -6,6 +6,7 @@ of `tests.support.mutations`. Not here: what a client makes of them.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -110,6 +111,11 @@ def _fetch_range(client: Any) -> None:
             assert _in_order(fetcher, {0: 3}) == {0: 37}
 
 
+def _of_known(ask: Callable[[str], object]) -> None:
+    with contextlib.suppress(quiverlog.UnknownTransactionalId):  # It may be forgotten.
+        ask("app")
+
+
 def _create_and_delete(client: Any) -> None:
     client.create_topic("new", SCHEMA, if_not_exists=True)
     client.delete_topic("new", if_exists=True)
@@ -144,6 +150,10 @@ ACTIONS: tuple[Action, ...] = (
     Action("describe_topics", lambda c: c.describe_topics()),
     Action("describe_replicas", lambda c: c.describe_replicas()),
     Action("describe_producer", lambda c: c.describe_producer(0)),
+    Action("list_transactions", lambda c: c.list_transactions(["open"])),
+    Action("describe_transaction", lambda c: _of_known(c.describe_transaction)),
+    Action("abort_transaction", lambda c: _of_known(c.abort_transaction)),
+    Action("forget_transaction", lambda c: _of_known(c.forget_transaction)),
     Action("run", lambda c: c.run(change_voters(c.cluster, ChangeVotersRequest()))),
     Action("run", lambda c: c.run(decommission_broker(c.cluster, 0, DecommissionStep.NOTHING))),
     Action("create_topic", _create_and_delete, "new"),

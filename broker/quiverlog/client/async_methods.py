@@ -39,6 +39,14 @@ from .base.results import (
 from .cluster import partition_questions
 from .cluster.routing import Cluster
 from .consumer import stored_batches
+from .transactions.overview import (
+    TransactionDetail,
+    TransactionList,
+    abort_transaction,
+    describe_transaction,
+    forget_transaction,
+    list_transactions,
+)
 from .transactions.questions import TransactionalId, find_transactional_id
 
 if TYPE_CHECKING:
@@ -217,6 +225,47 @@ class AsyncMethods:
             topics: names; None means all.
         """
         return await self.run(describe_producer(self.cluster, producer_id, topics))
+
+    # --- transactions ---------------------------------------------------------------------------
+    @checked()
+    async def list_transactions(self, states: Sequence[str] | None = None) -> TransactionList:
+        """Return the transactional ids that the cluster has not forgotten.
+
+        Args:
+            states: only those in "open", "deciding", "publishing" or "closed".
+        """
+        return await self.run(list_transactions(self.cluster, states))
+
+    @checked(transactional_id=TRANSACTIONAL_ID)
+    async def describe_transaction(self, transactional_id: str) -> TransactionDetail:
+        """Return the state of a transactional id, its staged rows, and what a publish waits for.
+
+        Raises:
+            UnknownTransactionalId: no broker that answered has anything of it.
+        """
+        return await self.run(describe_transaction(self.cluster, transactional_id))
+
+    @checked(transactional_id=TRANSACTIONAL_ID)
+    async def abort_transaction(self, transactional_id: str) -> None:
+        """Close the present epoch of a transactional id: its holder can commit nothing more.
+
+        For operators; the holder of the id has `Transaction.abort`.
+
+        Raises:
+            UnknownTransactionalId: it was never opened, or is forgotten.
+        """
+        await self.run(abort_transaction(self.cluster, transactional_id))
+
+    @checked(transactional_id=TRANSACTIONAL_ID)
+    async def forget_transaction(self, transactional_id: str) -> None:
+        """Have a transactional id forgotten, with what it still has to publish.
+
+        For operators: a writer that repeats an earlier transaction of the id stores it again.
+
+        Raises:
+            UnknownTransactionalId: it was never opened, or is forgotten.
+        """
+        await self.run(forget_transaction(self.cluster, transactional_id))
 
     @checked()
     async def alter_configs(

@@ -41,6 +41,14 @@ from .base.results import (
 from .cluster import partition_questions
 from .cluster.routing import Cluster
 from .consumer import stored_batches
+from .transactions.overview import (
+    TransactionDetail,
+    TransactionList,
+    abort_transaction,
+    describe_transaction,
+    forget_transaction,
+    list_transactions,
+)
 from .transactions.questions import TransactionalId, find_transactional_id
 
 if TYPE_CHECKING:
@@ -219,6 +227,47 @@ class BlockingMethods:
             topics: names; None means all.
         """
         return self.run(describe_producer(self.cluster, producer_id, topics))
+
+    # --- transactions ---------------------------------------------------------------------------
+    @checked()
+    def list_transactions(self, states: Sequence[str] | None = None) -> TransactionList:
+        """Return the transactional ids that the cluster has not forgotten.
+
+        Args:
+            states: only those in "open", "deciding", "publishing" or "closed".
+        """
+        return self.run(list_transactions(self.cluster, states))
+
+    @checked(transactional_id=TRANSACTIONAL_ID)
+    def describe_transaction(self, transactional_id: str) -> TransactionDetail:
+        """Return the state of a transactional id, its staged rows, and what a publish waits for.
+
+        Raises:
+            UnknownTransactionalId: no broker that answered has anything of it.
+        """
+        return self.run(describe_transaction(self.cluster, transactional_id))
+
+    @checked(transactional_id=TRANSACTIONAL_ID)
+    def abort_transaction(self, transactional_id: str) -> None:
+        """Close the present epoch of a transactional id: its holder can commit nothing more.
+
+        For operators; the holder of the id has `Transaction.abort`.
+
+        Raises:
+            UnknownTransactionalId: it was never opened, or is forgotten.
+        """
+        self.run(abort_transaction(self.cluster, transactional_id))
+
+    @checked(transactional_id=TRANSACTIONAL_ID)
+    def forget_transaction(self, transactional_id: str) -> None:
+        """Have a transactional id forgotten, with what it still has to publish.
+
+        For operators: a writer that repeats an earlier transaction of the id stores it again.
+
+        Raises:
+            UnknownTransactionalId: it was never opened, or is forgotten.
+        """
+        self.run(forget_transaction(self.cluster, transactional_id))
 
     @checked()
     def alter_configs(self, changes: Mapping[str, str | None], *, broker: int | None = None) -> int:

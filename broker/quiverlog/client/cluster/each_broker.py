@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from msgspec.structs import replace
 
@@ -21,13 +21,18 @@ _BROKER_S_MAX: Final = 5.0
 
 
 def ask_each_broker(
-    cluster: Cluster, request: m.Request, brokers: Collection[int] | None = None
+    cluster: Cluster,
+    request: m.Request,
+    brokers: Collection[int] | None = None,
+    *,
+    by: Literal["name", "id"] = "name",
 ) -> Operation[tuple[dict[int, list[Any]], list[int]]]:
     """Return the pages of each broker's answer by node id, and the brokers that did not answer.
 
     Args:
-        request: has the field `first_name`, its answer `next_name`.
         brokers: node ids; None means all that are alive.
+        by: what a page begins with: the request has the field `first_name` or `first_id`, its
+            answer `next_name` or `next_id`.
 
     Raises:
         QuiverlogError: no broker answered; the last one's error.
@@ -40,7 +45,7 @@ def ask_each_broker(
         failure: QuiverlogError | None = None
         for node_id in sorted(cluster.metadata.brokers if brokers is None else brokers):
             try:
-                pages[node_id] = yield from _pages(cluster, node_id, request)
+                pages[node_id] = yield from _pages(cluster, node_id, request, by)
             except QuiverlogError as error:
                 failure = error
                 silent.append(node_id)
@@ -52,14 +57,16 @@ def ask_each_broker(
     return (yield from cluster.retrying(attempt))
 
 
-def _pages(cluster: Cluster, node_id: int, request: Any) -> Operation[list[Any]]:
+def _pages(cluster: Cluster, node_id: int, request: Any, by: str) -> Operation[list[Any]]:
     timeout_s = min(_BROKER_S_MAX, cluster.settings.request_timeout_s)
     pages: list[Any] = []
-    while not pages or pages[-1].next_name:
-        page = replace(request, first_name=pages[-1].next_name if pages else "")
+    first = ""
+    while not pages or first:
+        page = replace(request, **{f"first_{by}": first})
         reply = yield cluster.call(cluster.address_of(node_id), page, timeout_s=timeout_s)
         check(reply.response)
-        next_name = reply.response.next_name
-        assert not next_name or next_name > page.first_name, "the answer was checked: pages go on"
+        following = getattr(reply.response, f"next_{by}")
+        assert not following or following > first, "the answer was checked: pages go on"
+        first = following
         pages.append(reply.response)
     return pages
