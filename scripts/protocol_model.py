@@ -640,7 +640,7 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.UnknownTopicId,
         e.InternalTopic,
     ),
-    Api.ABORT_TRANSACTION: (*_COORDINATOR, e.UnknownTransactionalId),
+    Api.ABORT_TRANSACTION: (*_COORDINATOR, e.UnknownTransactionalId, e.SequenceTooOld),
     Api.LIST_TRANSACTIONS: (e.FeatureNotFinalised,),
     Api.DESCRIBE_TRANSACTIONS: (e.FeatureNotFinalised,),
     Api.FORWARD: (

@@ -100,7 +100,7 @@ BUGS: dict[str, Mutation] = {
         f"{COORDINATOR}:Coordinator.capture", ", **self._overlay", ""
     ),
     "a snapshot without its end is believed": Mutation(
-        f"{COORDINATOR}:Coordinator.apply", "if offset == 0:", "if offset < 0:"
+        f"{COORDINATOR}:Coordinator._replay_snapshot", "if offset == 0:", "if offset < 0:"
     ),
     "rows between begin and end are applied at once": Mutation(
         f"{COORDINATOR}:Coordinator.apply",

@@ -79,6 +79,8 @@ PINNED_MS_MAX: Final = 60_000
 FORGET_LOOKS_MAX: Final = 1_000
 """Ids that one call of `expired` looks at."""
 
+_OF_SNAPSHOTS: Final = (SnapshotBegin, SnapshotState, SnapshotEnd)
+
 
 class Opening(NamedTuple):
     records: list[Record]
@@ -168,7 +170,15 @@ class Coordinator:
             assert oldest == record, "records become safe in the order in which they were proposed"
             self._unpend(record.transactional_id)
             self._apply_one(record)
-            return
+        elif isinstance(record.change, _OF_SNAPSHOTS):
+            self._replay_snapshot(offset, record)
+        elif self._is_loading:
+            self._deferred.append(record)
+        else:
+            self._is_complete = True
+            self._apply_one(record)
+
+    def _replay_snapshot(self, offset: int, record: Record) -> None:
         match record.change:
             case SnapshotBegin():
                 if offset == 0:
@@ -183,11 +193,6 @@ class Coordinator:
             case SnapshotEnd():
                 if self._is_loading:
                     self._finish_loading()
-            case _ if self._is_loading:
-                self._deferred.append(record)
-            case _:
-                self._is_complete = True
-                self._apply_one(record)
 
     def _finish_loading(self) -> None:
         self._is_loading, self._is_complete = False, True
@@ -196,17 +201,14 @@ class Coordinator:
             self._apply_one(record)
 
     def _apply_one(self, record: Record) -> None:
-        tid = record.transactional_id
-        match record.change:
-            case SnapshotBegin() | SnapshotState() | SnapshotEnd():
-                return
-            case Forgotten():
-                state = self.applied.pop(tid, None)
-                self._seen_us.pop(tid, None)
-                if state is not None:
-                    self._forgotten_epoch = max(self._forgotten_epoch, state.epoch)
-            case _:
-                self.applied[tid] = _after(self.applied.get(tid), record)
+        tid, change = record
+        if isinstance(change, Forgotten):
+            state = self.applied.pop(tid, None)
+            self._seen_us.pop(tid, None)
+            if state is not None:
+                self._forgotten_epoch = max(self._forgotten_epoch, state.epoch)
+        elif not isinstance(change, _OF_SNAPSHOTS):
+            self.applied[tid] = _after(self.applied.get(tid), record)
 
     def begin(self, now: Now) -> None:
         """Called once, when all of the log is replayed and before the first question. Raises
@@ -228,7 +230,7 @@ class Coordinator:
         self._pended.append(record)
         tid = record.transactional_id
         self._pended_counts[tid] = self._pended_counts.get(tid, 0) + 1
-        if isinstance(record.change, SnapshotBegin | SnapshotState | SnapshotEnd):
+        if isinstance(record.change, _OF_SNAPSHOTS):
             return
         before = self._find(tid)
         after = None if isinstance(record.change, Forgotten) else _after(before, record)

@@ -2,6 +2,8 @@
 
 A value is a msgpack array whose first element is its version. Fields are only appended, with
 defaults; a kind is never used again.
+
+Records hold no references that could form a cycle: the garbage collector need not walk 100,000 ids.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ __all__ = [
 _INSTANCE_HASH_BYTES: Final = 8
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a staging partition has of a transaction; `attempts`: indexes of those with rows there.
 
     Rows of others may lie between `first_offset` and `next_offset`.
@@ -51,7 +53,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     attempts: tuple[int, ...]
 
 
-class End(msgspec.Struct, frozen=True, array_like=True):
+class End(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where the rows of a transaction end in a partition of a topic."""
 
     topic_id: bytes
@@ -59,7 +61,7 @@ class End(msgspec.Struct, frozen=True, array_like=True):
     end_offset: int
 
 
-class Opened(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class Opened(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     """An instance holds the id from now on, under a new epoch."""
 
     epoch: int
@@ -70,7 +72,7 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag=1):
     now_us: int
 
 
-class Committed(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class Committed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     """The decision. `durability`: what the client asked for. `staged_durability`: the weakest
     level of this row and of the staged rows."""
 
@@ -86,7 +88,7 @@ class Committed(msgspec.Struct, frozen=True, array_like=True, tag=1):
     staged_durability: int = int(Durability.REPLICATED)
 
 
-class Published(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class Published(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     """All rows of `sequence` are in their topics; `durability`: the weakest level there."""
 
     sequence: int
@@ -94,18 +96,18 @@ class Published(msgspec.Struct, frozen=True, array_like=True, tag=1):
     durability: int = int(Durability.REPLICATED_FLUSHED)
 
 
-class Closed(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class Closed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     """Nothing is committed under an epoch below `epoch`, which no instance gets."""
 
     epoch: int
     reason: str
 
 
-class Forgotten(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class Forgotten(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     """The id is unknown from now on. Its next epoch is above all that it had."""
 
 
-class SnapshotBegin(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class SnapshotBegin(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     """The states of all ids as of this row follow, up to SnapshotEnd, between other rows.
 
     `forgotten_epoch`: the highest of an id that was forgotten.
@@ -114,7 +116,7 @@ class SnapshotBegin(msgspec.Struct, frozen=True, array_like=True, tag=1):
     forgotten_epoch: int
 
 
-class Last(msgspec.Struct, frozen=True, array_like=True):
+class Last(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The newest transaction of an id that has committed. `durability`: what an answer names."""
 
     epoch: int
@@ -125,7 +127,7 @@ class Last(msgspec.Struct, frozen=True, array_like=True):
     durability: int
 
 
-class SnapshotState(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class SnapshotState(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     """What a coordinator holds of an id; the state itself.
 
     `closed`: the reason, while no instance holds the id. `ended_epoch`: the one that a Closed has
@@ -150,7 +152,7 @@ class SnapshotState(msgspec.Struct, frozen=True, array_like=True, tag=1):
         return NO_SEQUENCE if self.last is None else self.last.sequence
 
 
-class SnapshotEnd(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class SnapshotEnd(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     """All states are above."""
 
 

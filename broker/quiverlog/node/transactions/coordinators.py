@@ -434,12 +434,15 @@ class Coordinators:
                     assert isinstance(response, CountStagedResponse)
                     self._check_counted(one.part.staged_partition, response)
                     levels.append(int(response.durability))
-                elif isinstance(error, QuiverlogError) and error.retriable:
-                    again.append(one)
+                elif not isinstance(error, QuiverlogError) or not error.retriable:
+                    raise error
+                elif call.now.mono_us >= deadline_us:
+                    # In words of this API: NOT_LEADER would be of another partition.
+                    raise CoordinatorNotReady(
+                        f"{STAGED}-{one.part.staged_partition} could not be asked: {error.message}"
+                    )
                 else:
-                    raise error
-                if error is not None and call.now.mono_us >= deadline_us:
-                    raise error
+                    again.append(one)
             missing = again
             if missing:
                 yield self._pause(call.now.mono_us + COUNT_BACKOFF_MS * 1000)

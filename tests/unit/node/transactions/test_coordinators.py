@@ -19,6 +19,7 @@ from quiverlog.errors import (
     NotLeader,
     OutcomeUnknown,
     SequenceTaken,
+    SequenceTooOld,
     StagedRowsLost,
     TransactionBusy,
     TransactionClosed,
@@ -290,7 +291,8 @@ def test_counting_ends_with_the_timeout(node: TransactionDriver) -> None:
         _, then = node.counts.pop()
         node.end(then, None, NotLeader("somewhere else"))
         node.advance(module.COUNT_BACKOFF_MS)
-    assert refused(node.response(correlation), NotLeader) == "somewhere else"
+    text = refused(node.response(correlation), CoordinatorNotReady)
+    assert text == "__staged-0 could not be asked: somewhere else"
 
 
 def test_what_a_leader_refuses_is_the_answer(node: TransactionDriver) -> None:
@@ -493,6 +495,13 @@ def test_an_abort_of_what_has_committed(node: TransactionDriver) -> None:
     node.count()
     assert node.abort(epoch, 0).outcome == 1
     assert node.open().epoch == epoch, "the epoch goes on"
+
+
+def test_a_late_abort_is_refused(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    node.commit(epoch, 1, wait=0)
+    node.count()
+    assert "1 has committed since" in refused(node.abort(epoch, 0), SequenceTooOld)
 
 
 def test_force_closes_whatever_is_open(node: TransactionDriver) -> None:
