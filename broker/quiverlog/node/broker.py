@@ -70,6 +70,7 @@ from quiverlog.node.transactions.forwarded import Targets
 from quiverlog.node.transactions.forwarding import Forwarding
 from quiverlog.node.transactions.hosted import Hosting
 from quiverlog.node.transactions.leaders import Leaders
+from quiverlog.node.transactions.resolving import Reaper
 from quiverlog.node.transactions.staging import Staging
 from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.storage.disk.disk import Disk
@@ -261,6 +262,7 @@ class Broker:
         "purgatory",
         "quorum",
         "quorum_inbox",
+        "reaper",
         "registered",
         "removal",
         "repairs",
@@ -470,6 +472,9 @@ class Broker:
         )
         leaders = Leaders(self.config.node_id, self.view, self.peers, self.staging.local)
         self.coordinators = Coordinators(self.view, self.transactions, leaders, self.outbox)
+        self.reaper = Reaper(
+            self.config.node_id, self.staging, self.coordinators, self.peers, self.outbox
+        )
 
     def _make_forwarding(self) -> Forwarding:
         return Forwarding(
@@ -547,6 +552,7 @@ class Broker:
             Timed(self.copying.next_us, None, running),
             Timed(self.forwarding.next_us, None, running),
             Timed(self.staging.next_us, self.staging.tick, running),
+            Timed(self.reaper.next_us, self.reaper.tick, running),
         ]
 
     def endings(self) -> list[Ending]:

@@ -28,6 +28,7 @@ from quiverlog.limits import MIB
 
 __all__ = [
     "ASK_AFTER_US",
+    "NEARLY_FULL_PERCENT",
     "STAGED_ATTEMPTS_MAX",
     "STAGED_BATCHES_MAX",
     "STAGED_ENDS_MAX",
@@ -53,6 +54,8 @@ STAGED_ENDS_MAX: Final = 65_536
 """Ends of publishes that are remembered, for a coordinator that asks again. The oldest go first."""
 ASK_AFTER_US: Final = 60_000_000
 """The coordinator is asked about an attempt that was silent for this, and again after it."""
+NEARLY_FULL_PERCENT: Final = 80
+"""Of a bound: above, undecided rows at the front go."""
 _SHARE: Final = 2
 """A transactional id has at most this part of each bound, whatever else is staged."""
 _TARGET_ROWS_MAX: Final = 2**31 - 1
@@ -546,12 +549,15 @@ class Staged:
         self.next_offset = max(self.next_offset, offset + 1)
 
     # --- giving up -----------------------------------------------------------------------------
-    def give_up(self, key: Key) -> None:
-        """Drop a transaction's rows: the coordinator has answered that it is dead, or published."""
+    def give_up(self, key: Key) -> int:
+        """Drop a transaction's rows: the coordinator has answered that it is dead, or published.
+        Returns the number of batches."""
+        held = self._batches.count
         transaction = self._transaction_slot(key)
         # An answer that was late: the decision came after the question.
         if transaction and not self._is_decided(key):
             self._drop(transaction)
+        return held - self._batches.count
 
     def _give_up_to(self, key: Key) -> None:
         """Drop the rows of an id up to a transaction that is published here, its own ones too."""
@@ -680,6 +686,17 @@ class Staged:
         """All that was staged from the first row that stays on: a log goes from the front."""
         first = self._transactions.order.first
         return self._staged_bytes - self._transactions.bytes_before[first] if first else 0
+
+    @property
+    def is_nearly_full(self) -> bool:
+        return any(
+            100 * held > NEARLY_FULL_PERCENT * bound
+            for held, bound in (
+                (self._batches.count, STAGED_BATCHES_MAX),
+                (self._attempts.count, STAGED_ATTEMPTS_MAX),
+                (self._id_bytes, STAGED_ID_BYTES_MAX),
+            )
+        )
 
     @property
     def oldest_us(self) -> int | None:

@@ -218,8 +218,12 @@ class Coordinators:
     def find(self, tid: str) -> Hosted:
         """Raises CoordinatorNotReady, NotLeader."""
         topic = self._topic(TRANSACTIONS)
-        partition = crc32c(tid.encode()) % len(topic.partitions)
-        return self._hosting.find(topic.topic_id, partition)
+        return self._hosting.find(topic.topic_id, _partition_of(tid, topic))
+
+    def leader_id(self, tid: str) -> int:
+        """Return the broker that coordinates an id; negative: none does now."""
+        topic = self._view.image.topics.get(TRANSACTIONS)
+        return -1 if topic is None else topic.partitions[_partition_of(tid, topic)].leader_id
 
     def _topic(self, name: str) -> TopicImage:
         topic = self._view.image.topics.get(name)
@@ -691,6 +695,10 @@ def _recorded(
     else:
         future.set(None, None, now)
     return future.wait
+
+
+def _partition_of(tid: str, topic: TopicImage) -> int:
+    return crc32c(tid.encode()) % len(topic.partitions)
 
 
 def _decision_level(hosted: Hosted) -> int:

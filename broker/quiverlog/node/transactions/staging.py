@@ -304,11 +304,14 @@ class _Turn:
 
 
 class Staging:
-    """`bytes_max`: of all rows that are staged in partitions that this broker leads."""
+    """`bytes_max`: of all rows that are staged in partitions that this broker leads.
+
+    holds_rows: False where none are staged, as the last call of `indexes` has found.
+    """
 
     __slots__ = (
         "_appends", "_counters", "_disk_bytes", "_forwarded", "_forwarding", "_hosting", "_led",
-        "_number", "_turns", "_view", "bytes_max", "local",
+        "_number", "_turns", "_view", "bytes_max", "holds_rows", "local",
     )  # fmt: skip
 
     def __init__(
@@ -326,6 +329,7 @@ class Staging:
         self._disk_bytes = config.disk_bytes
         self.set_bytes_max(config.staged_bytes_max)
         self._led: dict[tuple[bytes, int], _Led] = {}
+        self.holds_rows = False
         # By partition: a leader epoch, and the numbers of publishes that were given in it. A row
         # that had one may be trimmed before the index is built again.
         self._counters: dict[int, tuple[int, int]] = {}
@@ -358,6 +362,7 @@ class Staging:
         staged.begin(now.mono_us)
         led = _Led(hosted, staged, self._forwarding.begin(hosted.replica))
         self._led[_place(hosted.replica)] = led
+        self.holds_rows = True
         for row in staged.unfinished():
             self._forward(led, row, now)
         self._trim_later(led, now)
@@ -411,6 +416,7 @@ class Staging:
         led = self._led.get(_place(replica))
         if led is None:
             return  # The replay that is under way reads them, too.
+        self.holds_rows = True
         for offset, row in enumerate(rows, base_offset):
             led.staged.stage(offset, row, now.mono_us)
 
@@ -561,11 +567,19 @@ class Staging:
             waiter.then(response, error, now)
 
     # --- giving up -----------------------------------------------------------------------------
-    def give_up(self, partition: int, key: Key, now: Now) -> None:
-        """Drop rows that the coordinator has answered are dead, or published."""
+    def indexes(self) -> dict[int, Staged]:
+        """Return those that are served here and have rows, by partition."""
+        found = {one.hosted.replica.name.partition: one.staged for one in self._led.values()}
+        found = {partition: staged for partition, staged in found.items() if staged.batch_count}
+        self.holds_rows = bool(found)
+        return found
+
+    def give_up(self, partition: int, key: Key, now: Now) -> int:
+        """Drop rows that the coordinator has answered are dead, or published; returns how many
+        batches. Raises as `_find`."""
         led = self._find(partition, under_lease=False)
-        led.staged.give_up(key)
         self._trim_later(led, now)
+        return led.staged.give_up(key)
 
     def _trim_later(self, led: _Led, now: Now) -> None:
         if not led.trim_is_due:

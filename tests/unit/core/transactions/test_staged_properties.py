@@ -62,6 +62,8 @@ class Against(RuleBasedStateMachine):
         self.pending: list[PublishRow | DoneRow] = []
         self.now_us = 0
         self.published = 0
+        # What publish rows name that are not done; written down when they are proposed.
+        self.named: dict[Key, PublishRow] = {}
 
     @property
     def end(self) -> int:
@@ -107,6 +109,13 @@ class Against(RuleBasedStateMachine):
             self.published += 1
             self.staged.pend(answer.row)
             self.pending.append(answer.row)
+            self.named[key] = answer.row
+
+    @precondition(lambda self: self.naive.rows)
+    @rule(data=st.data())
+    def publish_an_attempt(self, data: st.DataObject) -> None:
+        _, row = data.draw(st.sampled_from(self.naive.rows))
+        self.publish(key_of(row), [row.attempt], 0)
 
     @precondition(lambda self: self.pending)
     @rule(later=SIZES)
@@ -121,6 +130,7 @@ class Against(RuleBasedStateMachine):
             self.naive.publishes[key] = (offset, row)
             return
         del self.naive.publishes[key]
+        del self.named[key]
         self.naive.done[key] = row
         id_, upto = key.transactional_id, key[1:]
         keys = {key_of(row) for _, row in self.naive.rows} - set(map(key_of, self.pending))
@@ -141,6 +151,12 @@ class Against(RuleBasedStateMachine):
         if key not in map(key_of, self.pending):
             self.naive.drop({key})
         self.staged.give_up(key)
+
+    @precondition(lambda self: self.named)
+    @rule(data=st.data())
+    def dead_too_late(self, data: st.DataObject) -> None:
+        """The answer to a question from before the decision."""
+        self.dead(data.draw(st.sampled_from(list(self.named))))
 
     @rule(seconds=st.integers(0, 70), count_max=st.integers(1, 5))
     def ask(self, seconds: int, count_max: int) -> None:
@@ -209,6 +225,15 @@ class Against(RuleBasedStateMachine):
         assert front <= min([first, *(offset for offset, _ in naive.publishes.values())])
         if not self.pending:
             assert front == min([first, *(offset for offset, _ in naive.publishes.values())])
+
+    @invariant()
+    def what_a_publish_row_names_is_never_dead(self) -> None:
+        """Whatever is answered about it, and however late: its rows stay in the log."""
+        for key, row in self.named.items():
+            offsets = [offset for target in row.targets for offset in target.offsets]
+            assert self.staged.trim_offset() <= min(offsets, default=self.end)
+            found = self.staged.staged_of(key.transactional_id)
+            assert (found.row_count if found else 0) >= row.row_count
 
     @precondition(lambda self: not self.pending)
     @rule()
