@@ -8,6 +8,7 @@ Invariant: each piece that is taken ends once.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -178,14 +179,14 @@ class Forwarding:
     def _read(self, piece: Piece, loaded: Loaded, is_final: bool, now: Now) -> None:
         source = piece.source
         assert isinstance(source, Source)
-        replica, first = source.replica, piece.items[0].offset
+        replica, first = source.replica, piece.head.offset
         staged = source.staged
         if staged is None or not staged.offset <= first < staged.next_offset:
             if loaded.error is not None:
                 raise loaded.error
             reader = replica.log.reader
             if not reader.log_start_offset <= first < reader.log_end_offset:
-                self.queues.skipped(piece, 1, piece.items[0].row_count, now.mono_us)
+                self.queues.skipped(piece, 1, piece.head.row_count, now.mono_us)
                 return
             try:
                 answers = reader.read_answers(
@@ -214,6 +215,7 @@ class Forwarding:
             staged,
             piece.key,
             piece.items,
+            range(piece.first, piece.end),
             piece.publish.producer_id,
             self._cluster_number(),
             is_final,
@@ -247,8 +249,9 @@ class Forwarding:
         leadership = replica.state.leadership
         if leadership is not None and leadership.is_replicated:
             raise error  # Another replica has the rows, and is to lead.
-        end_offset = error.details.get("end_offset", piece.items[0].offset + 1)
-        lost = [item for item in piece.items if item.offset < end_offset] or piece.items[:1]
+        end_offset = max(error.details.get("end_offset", 0), piece.head.offset + 1)
+        items = (piece.items[at] for at in range(piece.first, piece.end))
+        lost = list(itertools.takewhile(lambda item: item.offset < end_offset, items))
         row_count = sum(item.row_count for item in lost)
         self.queues.skipped(piece, len(lost), row_count, now.mono_us)
 
@@ -261,7 +264,7 @@ class Forwarding:
             "error",
             _LOST,
             staged=str(source.replica.name),
-            offset=piece.items[0].offset,
+            offset=piece.head.offset,
             topic_id=topic_id.hex(),
             partition=partition,
             rows=piece.missing_count,

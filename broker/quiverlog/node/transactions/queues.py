@@ -78,18 +78,22 @@ class Publish:
 
 
 class Line:
-    """`at`: the item of the first part that is read next; `safe_at`: those before it are safe at
-    the target. `pieces`: those under way, in order. `is_reading`: the size of the last one is not
-    known yet, and so not where the next begins."""
+    """`at`: the item of the first part that is read next; `sequence`: what the target expects then,
+    which is less where rows before it are missing. `safe_at`, `safe_sequence`: the same of what is
+    safe. `pieces`: those under way, in order. `is_reading`: the size of the last one is not known
+    yet, and so not where the next begins. `is_back`: nothing was safe since it has gone back."""
 
-    __slots__ = ("at", "is_reading", "parts", "pieces", "safe_at", "source")
+    __slots__ = (
+        "at", "is_back", "is_reading", "parts", "pieces", "safe_at", "safe_sequence", "sequence",
+        "source",
+    )  # fmt: skip
 
     def __init__(self, source: Hashable) -> None:
         self.source = source
         self.parts: deque[tuple[Publish, Sequence[Item]]] = deque()
         self.pieces: deque[Piece] = deque()
-        self.at = self.safe_at = 0
-        self.is_reading = False
+        self.at = self.sequence = self.safe_at = self.safe_sequence = 0
+        self.is_reading = self.is_back = False
 
     @property
     def may_begin(self) -> bool:
@@ -100,34 +104,40 @@ class Line:
         rows = sum(_next(items[-1]) for _, items in self.parts)
         return rows - _begin(self.parts[0][1], self.safe_at) if rows else 0
 
-    def begin_again(self, at: int) -> None:
+    def begin_again(self, at: int, sequence: int) -> None:
         """Read from there next; what is under way does not count any more."""
         for piece in self.pieces:
             piece.is_void = True
         self.pieces.clear()
         self.at = self.safe_at = at
+        self.sequence = self.safe_sequence = sequence
         self.is_reading = False
 
 
 class Piece:
-    """`items`: all that may be sent; `sequence`: what the target expects first. `item_count`: those
+    """`items`: of the part; those from `first` to before `end` may be sent. `sequence`: what the
+    target expects first, `next_sequence` then. `item_count`: those
     that are sent, or missing; `missing_count`: rows. `is_void`: the line does not wait for it any
     more."""
 
     __slots__ = (
-        "first", "held_bytes", "is_safe", "is_void", "item_count", "items", "line",
-        "missing_count", "publish", "sequence", "target",
+        "end", "first", "held_bytes", "is_safe", "is_void", "item_count", "items", "line",
+        "missing_count", "next_sequence", "publish", "sequence", "target",
     )  # fmt: skip
 
     def __init__(self, target: _Target, line: Line) -> None:
         self.target = target
         self.line = line
-        self.publish, items = line.parts[0]
+        self.publish, self.items = line.parts[0]
         self.first = line.at
-        self.items = items[line.at : line.at + FORWARD_BATCHES_MAX]
-        self.sequence = _begin(items, line.at)
+        self.end = min(line.at + FORWARD_BATCHES_MAX, len(self.items))
+        self.sequence = self.next_sequence = line.sequence
         self.item_count = self.missing_count = self.held_bytes = 0
         self.is_safe = self.is_void = False
+
+    @property
+    def head(self) -> Item:
+        return self.items[self.first]
 
     @property
     def key(self) -> TargetKey:
@@ -212,7 +222,7 @@ class Queues:
             line = target.lines.pop(source, None)
             if line is not None:
                 line.parts.clear()
-                line.begin_again(0)
+                line.begin_again(0, 0)
                 self._offer(target)
 
     # --- pieces --------------------------------------------------------------------------------
@@ -256,12 +266,15 @@ class Queues:
         self, piece: Piece, item_count: int, byte_count: int, missing_count: int = 0
     ) -> None:
         """Count what is sent; the next piece may begin behind it."""
-        assert 0 < item_count <= len(piece.items)
+        assert piece.first < piece.first + item_count <= piece.end
         piece.item_count, piece.missing_count = item_count, missing_count
+        if byte_count:
+            piece.next_sequence = _next(piece.items[piece.first + item_count - 1])
         self._hold(piece, byte_count)
         if not piece.is_void:
-            piece.line.at = piece.first + item_count
-            piece.line.is_reading = False
+            line = piece.line
+            line.at, line.sequence = piece.first + item_count, piece.next_sequence
+            line.is_reading = False
         self._offer(piece.target)
 
     def skipped(self, piece: Piece, item_count: int, missing_count: int, now_us: int) -> None:
@@ -274,6 +287,7 @@ class Queues:
         """Take the answer that the piece, and all before it, is safe below `end_offset`."""
         self._end(piece)
         if not piece.is_void:
+            piece.line.is_back = False
             publish = piece.publish
             publish.level = level if publish.level is None else min(publish.level, level)
             publish.ends[piece.key] = max(end_offset, publish.ends.get(piece.key, -1))
@@ -293,7 +307,11 @@ class Queues:
             at = bisect_left(items, expected, key=lambda item: item.base_sequence)
             if items[at].base_sequence == expected:
                 self._end(piece)
-                line.begin_again(at)
+                line.begin_again(at, expected)
+                if line.is_back:
+                    piece.target.error = error
+                    self._rest(piece.target, now_us)
+                line.is_back = True
                 self._offer(piece.target)
                 return
         # It expects what was sent, or the middle of a batch: nothing that was sent explains that.
@@ -304,10 +322,9 @@ class Queues:
         target = piece.target
         self._end(piece)
         if not piece.is_void:
-            piece.line.begin_again(piece.line.safe_at)
+            piece.line.begin_again(piece.line.safe_at, piece.line.safe_sequence)
             target.error = error
-            if not target.rests:
-                self._rest(target, now_us)
+            self._rest(target, now_us)
         self._offer(target)
 
     def deleted(self, piece: Piece) -> int:
@@ -324,7 +341,7 @@ class Queues:
                 done = 0
                 self._finish_part(publish)
             line.parts.clear()
-            line.begin_again(0)
+            line.begin_again(0, 0)
         target.lines.clear()
         self._offer(target)
         return row_count
@@ -349,6 +366,8 @@ class Queues:
             self._ready.append(target)
 
     def _rest(self, target: _Target, now_us: int) -> None:
+        if target.rests:
+            return
         # Small at first: most often another leader is elected just then.
         delay_ms = min(FORWARD_BACKOFF_MS_MAX, FORWARD_BACKOFF_MS_MIN << min(target.failures, 16))
         target.failures += 1
@@ -375,7 +394,7 @@ class Queues:
             while line.pieces and line.pieces[0].is_safe:
                 one = line.pieces.popleft()
                 one.is_void = True
-                line.safe_at = one.first + one.item_count
+                line.safe_at, line.safe_sequence = one.first + one.item_count, one.next_sequence
                 if one.missing_count:
                     # Not before: a piece that fails is read again.
                     one.publish.missing_count += one.missing_count
@@ -384,7 +403,7 @@ class Queues:
             publish, items = line.parts[0]
             if line.safe_at == len(items):
                 line.parts.popleft()
-                line.begin_again(0)
+                line.begin_again(0, 0)
                 self._finish_part(publish)
                 if not line.parts:
                     del target.lines[line.source]

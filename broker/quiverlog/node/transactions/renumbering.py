@@ -121,6 +121,7 @@ class RenumberJob:
     staged: StagedRange
     target: TargetKey
     items: Sequence[Item]
+    which: range
     producer_id: int
     producer_epoch: int
     is_final: bool
@@ -128,7 +129,7 @@ class RenumberJob:
     def run(self) -> Renumbered:
         batches: list[Numbered] = []
         count = byte_count = missing_count = 0
-        for item in self.items:
+        for item in (self.items[at] for at in self.which):
             if item.offset >= self.staged.next_offset:
                 break
             batch = self._numbered(item)

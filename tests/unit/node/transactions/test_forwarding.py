@@ -24,6 +24,7 @@ from quiverlog.node.runtime.events import PeerClosed, ResponseReceived, Tick
 from quiverlog.node.transactions.forwarded import check_batches
 from quiverlog.node.transactions.forwarding import Source
 from quiverlog.node.transactions.queues import Item, Publish, TargetKey
+from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from quiverlog.types import Compression, Durability, PublishId
 from quiverlog.wire import messages as m
 from quiverlog.wire.transaction_messages import ForwardRequest, ForwardResponse, ForwardResult
@@ -224,6 +225,35 @@ def test_another_row_in_its_place_is_none_of_the_publish(publisher: Publisher) -
     publish = publisher.publish({first: [(offset, 1), (offset + 1, 2)]})
     publisher.settle()
     assert publish.missing_count == 1
+    assert [header.base_sequence for header in publisher.headers()] == [1]
+
+
+def test_a_staged_batch_that_is_damaged_on_the_disk_is_missing(publisher: Publisher) -> None:
+    first, _ = publisher.keys
+    offsets = [publisher.stage((first, batch_of([n, n]))) for n in range(3)]
+    log = publisher.node.node.broker.replicas[publisher.staged, 0].log
+    segment = log.reader.segments[0]
+    size = (segment.file.size - SEGMENT_HEADER_BYTES) // 3
+    with open(segment.file.path, "r+b") as file:
+        file.seek(SEGMENT_HEADER_BYTES + 2 * size - 8)
+        file.write(b"\xff")
+    log.distrust(offsets[1])
+    publish = publisher.publish({first: [(offset, 2) for offset in offsets]})
+    publisher.settle()
+    assert publisher.finished == [publish]
+    assert publish.missing_count == publisher.forwarding.missing_count == 2
+    assert [header.base_sequence for header in publisher.headers()] == [0, 4]
+
+
+def test_rows_below_the_log_start_and_beyond_its_end_are_missing(publisher: Publisher) -> None:
+    first, _ = publisher.keys
+    offset = publisher.stage((first, batch_of([1])))
+    last = publisher.stage((first, batch_of([2])))
+    publisher.source.replica.log.reader.start_at(last)
+    publish = publisher.publish({first: [(offset, 1), (last, 1), (last + 1, 1)]})
+    publisher.settle()
+    assert publisher.finished == [publish]
+    assert publish.missing_count == 2
     assert [header.base_sequence for header in publisher.headers()] == [1]
 
 
