@@ -471,7 +471,9 @@ class Broker:
             self.transactions, self.forwarding, self.appends, self.view, self.config
         )
         leaders = Leaders(self.config.node_id, self.view, self.peers, self.staging.local)
-        self.coordinators = Coordinators(self.view, self.transactions, leaders, self.outbox)
+        self.coordinators = Coordinators(
+            self.view, self.transactions, leaders, self.outbox, self.metrics
+        )
         self.reaper = Reaper(
             self.config.node_id, self.staging, self.coordinators, self.peers, self.outbox
         )

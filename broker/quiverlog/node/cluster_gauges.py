@@ -6,17 +6,26 @@ different moments.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quiverlog.core.partition.leadership import Leadership
 from quiverlog.node.partitions.replica import Replica
+from quiverlog.types import Now
 
 if TYPE_CHECKING:
     from quiverlog.core.controller.image import Image
     from quiverlog.node.metadata.quorum import Quorum
     from quiverlog.node.node import Node
 
-__all__ = ["NO_BROKER", "ClusterGauges", "cluster_gauges"]
+__all__ = [
+    "NO_BROKER",
+    "ClusterGauges",
+    "TransactionGauges",
+    "cluster_gauges",
+    "publish_waiting_rows",
+    "transaction_gauges",
+]
 
 NO_BROKER: Final = -1
 """The quorum's leader while none is known."""
@@ -38,6 +47,45 @@ class ClusterGauges(NamedTuple):
     quorum_lag_entries: int = 0
     quorum_term: int = 0
     quorum_leader_id: int = NO_BROKER
+
+
+class TransactionGauges(NamedTuple):
+    """Of what this broker coordinates, and of the partitions of `__staged` that it leads."""
+
+    transactions_open: int = 0
+    staged_bytes: int = 0
+    staged_oldest_seconds: float = 0.0
+    publish_oldest_seconds: float = 0.0
+
+
+def transaction_gauges(node: Node | None, now: Now) -> TransactionGauges:
+    if node is None:
+        return TransactionGauges()
+    broker = node.broker
+    byte_count = oldest_us = 0
+    # The loop's thread may give up the last row meanwhile, and with it the columns.
+    with contextlib.suppress(IndexError):
+        byte_count, _, oldest_us = broker.staging.room(now.mono_us)
+    decided_us = broker.coordinators.oldest_publish_us()
+    return TransactionGauges(
+        sum(one.open_count for one in broker.coordinators.coordinated()),
+        byte_count,
+        oldest_us / 1e6,
+        0.0 if decided_us is None else max(0, now.wall_us - decided_us) / 1e6,
+    )
+
+
+def publish_waiting_rows(node: Node | None) -> dict[str, int]:
+    """Return the rows that wait for partitions, by topic; those of deleted topics are left out."""
+    found: dict[str, int] = {}
+    if node is None:
+        return found
+    topics = node.broker.view.image.topics_by_id
+    for one in node.broker.forwarding.queues.waiting():
+        topic = topics.get(one.key[0])
+        if topic is not None:
+            found[topic.name] = found.get(topic.name, 0) + one.row_count
+    return found
 
 
 class _Lag(NamedTuple):

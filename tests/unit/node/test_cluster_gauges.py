@@ -15,7 +15,14 @@ from quiverlog.core.controller.records import (
     PartitionRecord,
     TopicRecord,
 )
-from quiverlog.node.cluster_gauges import NO_BROKER, ClusterGauges, cluster_gauges
+from quiverlog.node.cluster_gauges import (
+    NO_BROKER,
+    ClusterGauges,
+    TransactionGauges,
+    cluster_gauges,
+    publish_waiting_rows,
+    transaction_gauges,
+)
 from quiverlog.node.runtime.events import Tick
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
@@ -67,6 +74,11 @@ def test_a_single_broker_is_its_own_controller_and_the_rest_is_zero(tmp_path: Pa
         active_controller=1, brokers_registered=1, quorum_term=term, quorum_leader_id=leader
     )
     assert node.metrics.in_sync_shrinks == node.metrics.leader_epoch_changes == 0
+    # It never saw a transaction.
+    assert transaction_gauges(node.node, node.now) == TransactionGauges() == (0, 0, 0, 0)
+    assert transaction_gauges(None, node.now) == TransactionGauges()
+    assert publish_waiting_rows(node.node) == publish_waiting_rows(None) == {}
+    assert set(node.metrics.transactions.values()) == {node.metrics.transactions_fenced} == {0}
 
 
 def test_a_broker_that_has_not_started_has_the_default_numbers(tmp_path: Path) -> None:

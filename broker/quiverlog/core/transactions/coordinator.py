@@ -139,10 +139,12 @@ class Coordinator:
         "_single_count",
         "_sweep",
         "applied",
+        "open_count",
     )
 
     def __init__(self, *, expiry_ms: int = ID_EXPIRY_MS_DEFAULT) -> None:
         self.applied: dict[str, SnapshotState] = {}
+        self.open_count = 0  # From `begin` on.
         self._expiry_us = expiry_ms * 1000
         self._forgotten_epoch = 0
         # Replay: nothing but rows of a snapshot yet; the rows between its begin and its end.
@@ -204,11 +206,14 @@ class Coordinator:
         tid, change = record
         if isinstance(change, Forgotten):
             state = self.applied.pop(tid, None)
+            self.open_count -= _is_open(state)
             self._seen_us.pop(tid, None)
             if state is not None:
                 self._forgotten_epoch = max(self._forgotten_epoch, state.epoch)
         elif not isinstance(change, _OF_SNAPSHOTS):
-            self.applied[tid] = _after(self.applied.get(tid), record)
+            before = self.applied.get(tid)
+            after = self.applied[tid] = _after(before, record)
+            self.open_count += _is_open(after) - _is_open(before)
 
     def begin(self, now: Now) -> None:
         """Called once, when all of the log is replayed and before the first question. Raises
@@ -223,6 +228,7 @@ class Coordinator:
         self._begun_us = now.mono_us
         self._pended_forgotten_epoch = self._forgotten_epoch
         self._recount()
+        self.open_count = sum(map(_is_open, self.applied.values()))
 
     def pend(self, record: Record) -> None:
         assert self._is_complete, "nothing is proposed before `begin`"
@@ -545,6 +551,10 @@ def _opening(records: list[Record], epoch: int, state: SnapshotState | None) -> 
 
 def _closing(tid: str, state: SnapshotState, reason: str = "aborted") -> Record:
     return Record(tid, Closed(state.epoch + 1, reason))
+
+
+def _is_open(state: SnapshotState | None) -> bool:
+    return state is not None and state.closed is None
 
 
 def _is_single(state: SnapshotState | None) -> bool:

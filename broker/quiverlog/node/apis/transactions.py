@@ -14,7 +14,7 @@ from typing import Final
 from quiverlog.core.controller.features import TRANSACTIONS_LEVEL, check_finalised
 from quiverlog.core.controller.internal_topics import STAGED, TRANSACTIONS
 from quiverlog.core.transactions.coordinator import Resolving
-from quiverlog.errors import CoordinatorNotReady, InvalidRequest, QuiverlogError
+from quiverlog.errors import CoordinatorNotReady, InvalidRequest, QuiverlogError, TransactionFenced
 from quiverlog.limits import CONFIGS_PER_REQUEST_MAX
 from quiverlog.node.apis.topics import make_internal_topics
 from quiverlog.node.broker import Broker
@@ -70,7 +70,7 @@ def handle_open_transaction(broker: Broker, call: Call) -> Steps:
         yield from make_internal_topics(broker, call)
         raise CoordinatorNotReady("the internal topics are made now.")
     client_id = broker.clients.client_id_of(call.connection_id)
-    return (yield from broker.coordinators.open(call, client_id))
+    return (yield from _counted(broker, broker.coordinators.open(call, client_id)))
 
 
 def handle_commit_transaction(broker: Broker, call: Call) -> Steps:
@@ -78,7 +78,7 @@ def handle_commit_transaction(broker: Broker, call: Call) -> Steps:
     assert isinstance(request, CommitTransactionRequest)
     request.check()
     _check_level(broker)
-    return (yield from broker.coordinators.commit(call))
+    return (yield from _counted(broker, broker.coordinators.commit(call)))
 
 
 def handle_abort_transaction(broker: Broker, call: Call) -> Steps:
@@ -86,7 +86,15 @@ def handle_abort_transaction(broker: Broker, call: Call) -> Steps:
     assert isinstance(request, AbortTransactionRequest)
     request.check()
     _check_level(broker)
-    return (yield from broker.coordinators.abort(call))
+    return (yield from _counted(broker, broker.coordinators.abort(call)))
+
+
+def _counted(broker: Broker, steps: Steps) -> Steps:
+    try:
+        return (yield from steps)
+    except TransactionFenced:
+        broker.metrics.transactions_fenced += 1
+        raise
 
 
 def _check_level(broker: Broker) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 __all__ = ["NodeMetrics", "TopicCounters"]
 
 _DISPLACED_PAIRS_MAX: Final = 16
+TRANSACTION_OUTCOMES: Final = ("aborted", "closed", "committed", "forgotten")
 
 
 class TopicCounters:
@@ -54,6 +55,8 @@ class NodeMetrics:
         "sync_failures",
         "syncs_completed",
         "topics",
+        "transactions",
+        "transactions_fenced",
         "unclean_elections",
         "unclean_starts",
     )
@@ -90,6 +93,9 @@ class NodeMetrics:
         self.retention_segments_deleted = 0
         self.sync_failures = 0
         self.syncs_completed = 0
+        self.transactions: dict[str, int] = dict.fromkeys(TRANSACTION_OUTCOMES, 0)
+        """By outcome, of the ids that this broker coordinates."""
+        self.transactions_fenced = 0
         self.unclean_elections = 0
         self.unclean_starts = 0
 

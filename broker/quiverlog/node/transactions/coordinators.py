@@ -44,6 +44,7 @@ from quiverlog.node.partitions.replica import Replica
 from quiverlog.node.runtime.events import AT_ONCE_US
 from quiverlog.node.runtime.jobs import Starter, Then
 from quiverlog.node.runtime.metadata_view import MetadataView
+from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.node.runtime.tasks import Call, Future, Outcome, Wait, gather
 from quiverlog.node.transactions.hosted import Hosted, Hosting
@@ -180,18 +181,24 @@ class Shown(NamedTuple):
 
 class Coordinators:
     __slots__ = (
-        "_deciding", "_hosting", "_later", "_number", "_outbox", "_publishing", "_ready",
-        "_serving", "_sweep_us", "_under_way", "_view", "leaders",
+        "_deciding", "_hosting", "_later", "_metrics", "_number", "_outbox", "_publishing",
+        "_ready", "_serving", "_sweep_us", "_under_way", "_view", "leaders",
     )  # fmt: skip
 
     def __init__(
-        self, view: MetadataView, hosting: Hosting, leaders: Leaders, outbox: Outbox
+        self,
+        view: MetadataView,
+        hosting: Hosting,
+        leaders: Leaders,
+        outbox: Outbox,
+        metrics: NodeMetrics,
     ) -> None:
         self._view = view
         self._hosting = hosting
         self.leaders = leaders
         hosting.kinds[TRANSACTIONS] = TransactionsKind(self)
         self._outbox = outbox
+        self._metrics = metrics
         self._serving: dict[Hosted, Coordinator] = {}
         self._publishing: dict[_Key, _Publishing] = {}
         # Ids whose staged rows are being counted, and how many requests have it done.
@@ -271,6 +278,7 @@ class Coordinators:
             if records and hosted.is_serving:
                 try:
                     hosted.propose(records, now, _ignore)
+                    self._metrics.transactions["forgotten"] += len(records)
                 except QuiverlogError as error:
                     self._outbox.log("warning", "transactional ids are kept", why=error.message)
 
@@ -303,6 +311,7 @@ class Coordinators:
             return AbortTransactionResponse()
         aborting = machine.abort(tid, request.epoch, request.sequence, force=request.force)
         yield _recorded(hosted, machine, tid, aborting.records, call.now)
+        self._metrics.transactions["aborted"] += len(aborting.records)
         return AbortTransactionResponse(outcome=int(aborting.had_committed))
 
     def _forgotten(self, hosted: Hosted, tid: str, records: list[Record], now: Now) -> Starter:
@@ -311,6 +320,7 @@ class Coordinators:
         def then(offset: int, error: QuiverlogError | None, now: Now) -> None:
             # Here, whatever becomes of the request: the next commit of the id is published anew.
             if error is None:
+                self._metrics.transactions["forgotten"] += 1
                 publishing = self._publishing.pop((hosted, tid), None)
                 if publishing is not None:
                     self._outbox.log(
@@ -494,8 +504,10 @@ class Coordinators:
 
         def then(offset: int, error: QuiverlogError | None, now: Now) -> None:
             # Here, whatever becomes of the request: decided is decided.
-            if error is None and hosted.is_serving:
-                self._publish(hosted, tid, change, now)
+            if error is None:
+                self._metrics.transactions["committed"] += 1
+                if hosted.is_serving:
+                    self._publish(hosted, tid, change, now)
             future.set(offset, error, now)
 
         hosted.propose(records, now, then)
@@ -659,6 +671,11 @@ class Coordinators:
             None if publishing is None else publishing.why,
         )
 
+    def oldest_publish_us(self) -> int | None:
+        """Return when the oldest transaction was decided that is not published; by the clock of
+        people. Any thread may ask."""
+        return min((one.committed.now_us for one in list(self._publishing.values())), default=None)
+
     def stuck(self, now: Now) -> list[Shown]:
         """Return what is published where a staging leader has refused to, the oldest ones."""
         stuck = [
@@ -679,6 +696,7 @@ class Coordinators:
         assert isinstance(machine, Coordinator)
         resolving = machine.resolve(tid, one.epoch, one.sequence, now, pins_front=one.pins_front)
         for record in resolving.records:
+            self._metrics.transactions["closed"] += 1
             self._outbox.log(
                 "info", "transaction closed", transactional_id=tid, change=str(record.change)
             )

@@ -101,8 +101,9 @@ class Line:
 
     @property
     def rows_left(self) -> int:
-        rows = sum(_next(items[-1]) for _, items in self.parts)
-        return rows - _begin(self.parts[0][1], self.safe_at) if rows else 0
+        parts = list(self.parts)  # In one step: any thread may ask.
+        rows = sum(_next(items[-1]) for _, items in parts)
+        return rows - _begin(parts[0][1], self.safe_at) if rows else 0
 
     def begin_again(self, at: int, sequence: int) -> None:
         """Read from there next; what is under way does not count any more."""
@@ -348,9 +349,9 @@ class Queues:
 
     # --- what waits ----------------------------------------------------------------------------
     def waiting(self, source: Hashable | None = None) -> Iterator[Waiting]:
-        """Yield the targets that rows of the source wait for; None: of all."""
-        for target in self._targets.values():
-            lines = [line for line in target.lines.values() if source in (None, line.source)]
+        """Yield the targets that rows of the source wait for; None: of all. Any thread may ask."""
+        for target in list(self._targets.values()):
+            lines = [line for line in list(target.lines.values()) if source in (None, line.source)]
             row_count = sum(line.rows_left for line in lines)
             if row_count:
                 yield Waiting(target.key, target.error, target.since_us, row_count)

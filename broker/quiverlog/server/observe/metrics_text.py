@@ -21,7 +21,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 
 from quiverlog.errors import error_class
-from quiverlog.node.cluster_gauges import ClusterGauges
+from quiverlog.node.cluster_gauges import ClusterGauges, TransactionGauges
 from quiverlog.node.runtime.metrics import NodeMetrics, TopicCounters
 from quiverlog.server.observe.metrics import Gauges, Histogram, LogSize, ServerMetrics
 from quiverlog.wire.messages import Api
@@ -40,7 +40,8 @@ class MetricsExporter:
     `render` may run in a thread while the loop counts.
 
     Args:
-        log_sizes, gauges, cluster: called at every rendering, in its thread.
+        log_sizes, gauges, cluster, transactions, waiting_rows: called at every rendering, in its
+            thread.
         topics_max: topics with series of their own.
     """
 
@@ -52,6 +53,8 @@ class MetricsExporter:
         topics_max: int,
         gauges: Callable[[], Gauges] = Gauges,
         cluster: Callable[[], ClusterGauges] = ClusterGauges,
+        transactions: Callable[[], TransactionGauges] = TransactionGauges,
+        waiting_rows: Callable[[], dict[str, int]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
@@ -63,6 +66,8 @@ class MetricsExporter:
         self.shows_offsets = False
         self._gauges = gauges
         self._cluster_gauges = cluster
+        self._transaction_gauges = transactions
+        self._waiting_rows = waiting_rows
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -86,6 +91,7 @@ class MetricsExporter:
         yield from self._logs()
         yield from self._node()
         yield from self._cluster()
+        yield from self._transactions()
 
     def _requests(self) -> Iterator[Metric]:
         seen = [(api.name.lower(), self._metrics.requests[api]) for api in Api]
@@ -288,9 +294,25 @@ class MetricsExporter:
         yield displaced
 
     def _cluster(self) -> Iterator[Metric]:
-        now = self._cluster_gauges()
-        for name, value in zip(now._fields, now, strict=True):
-            yield _gauge(name, name.replace("_", " ").capitalize() + ".", value)
+        yield from _gauges(self._cluster_gauges())
+
+    def _transactions(self) -> Iterator[Metric]:
+        outcomes = CounterMetricFamily(
+            "quiverlog_transactions", "Transactions, by outcome.", labels=["outcome"]
+        )
+        for outcome, count in self._metrics.node.transactions.items():
+            outcomes.add_metric([outcome], count)
+        yield outcomes
+        yield from _gauges(self._transaction_gauges())
+        waiting = GaugeMetricFamily(
+            "quiverlog_publish_waiting_rows", "Committed rows that wait.", labels=["topic"]
+        )
+        topics = sorted(self._waiting_rows().items())
+        for topic, count in topics[: self.topics_max]:
+            waiting.add_metric([topic], count)
+        if rest := topics[self.topics_max :]:
+            waiting.add_metric([OTHER_TOPICS], sum(count for _, count in rest))
+        yield waiting
 
 
 _NODE_GAUGES: Final = frozenset(
@@ -326,6 +348,11 @@ def log_sizes(node: Node | None) -> Iterator[LogSize]:
 
 def _sum(topics: list[tuple[str, TopicCounters]], field: str) -> int:
     return sum(getattr(counters, field) for _, counters in topics)
+
+
+def _gauges(now: ClusterGauges | TransactionGauges) -> Iterator[Metric]:
+    for name, value in zip(now._fields, now, strict=True):
+        yield _gauge(name, name.replace("_", " ").capitalize() + ".", value)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -483,7 +483,11 @@ class BrokerServer:
 
     def _render_metrics(self, accept: str) -> tuple[bytes, str]:
         if self._exporter is None:
-            from quiverlog.node.cluster_gauges import cluster_gauges
+            from quiverlog.node.cluster_gauges import (
+                cluster_gauges,
+                publish_waiting_rows,
+                transaction_gauges,
+            )
             from quiverlog.server.observe.metrics_text import MetricsExporter, log_sizes
 
             self._exporter = MetricsExporter(
@@ -492,6 +496,8 @@ class BrokerServer:
                 topics_max=self._config.metrics_topics_max,
                 gauges=self._gauges,
                 cluster=lambda: cluster_gauges(self._node, monotonic_us()),
+                transactions=lambda: transaction_gauges(self._node, read_clocks()),
+                waiting_rows=lambda: publish_waiting_rows(self._node),
             )
         self._exporter.topics_max = self._config.metrics_topics_max
         self._exporter.shows_offsets = self._config.metrics_partition_offsets == "true"

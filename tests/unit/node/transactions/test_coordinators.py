@@ -29,6 +29,7 @@ from quiverlog.errors import (
 )
 from quiverlog.limits import TRANSACTION_ATTEMPTS_MAX
 from quiverlog.node.apis import transactions as handlers
+from quiverlog.node.cluster_gauges import TransactionGauges, transaction_gauges
 from quiverlog.node.runtime.events import Shutdown, Tick
 from quiverlog.node.transactions import coordinators as module
 from quiverlog.node.transactions.coordinators import PUBLISH_BACKOFF_MS_MAX
@@ -696,3 +697,51 @@ def test_describe_names_what_a_publish_waits_for(node: TransactionDriver) -> Non
     assert response.waits == one.waits
     everything = node.done(DescribeTransactionsRequest())
     assert [one.transactional_id for one in everything.transactions] == ["app"]
+
+
+# --- counters and gauges ------------------------------------------------------------------------
+def gauge(node: TransactionDriver) -> TransactionGauges:
+    return transaction_gauges(node.node, node.now)
+
+
+def test_outcomes_are_counted(node: TransactionDriver) -> None:
+    counts = node.metrics.transactions
+    epoch = node.open().epoch
+    node.commit(epoch, 0, wait=0)
+    node.count()
+    assert counts == {"aborted": 0, "closed": 0, "committed": 1, "forgotten": 0}
+    node.published()
+    node.abort(epoch, 1)
+    node.abort(epoch, 1)
+    assert counts["aborted"] == 1
+    assert node.metrics.transactions_fenced == 0
+    epoch = node.open(b"two").epoch
+    refused(node.open(b"one"), TransactionFenced)
+    refused(node.response(node.commit(epoch - 1, 1)), TransactionFenced)
+    refused(node.abort(epoch - 2, 1), TransactionFenced)
+    assert node.metrics.transactions_fenced == 3
+    resolve(node, StagedTransaction("unknown", 1, 0))
+    assert counts["closed"] == 1
+    node.done(forget())
+    assert counts == {"aborted": 1, "closed": 1, "committed": 1, "forgotten": 1}
+
+
+def test_open_ids_and_the_oldest_publish_are_shown(node: TransactionDriver) -> None:
+    assert gauge(node) == TransactionGauges()
+    epoch = node.open().epoch
+    node.open(tid="other")
+    assert gauge(node).transactions_open == 2
+    node.open(b"two", tid="other")
+    node.done(AbortTransactionRequest(transactional_id="other", force=True))
+    assert gauge(node).transactions_open == 1
+    node.commit(epoch, 0, wait=0)
+    node.count()
+    node.set_clock(node.mono_us + 90_000_000)
+    assert gauge(node).publish_oldest_seconds == 90.0
+    node.published()
+    assert gauge(node).publish_oldest_seconds == 0.0
+    node.crash()
+    node.settle()
+    assert gauge(node).transactions_open == 1
+    node.done(forget())
+    assert gauge(node).transactions_open == 0

@@ -36,6 +36,7 @@ from quiverlog.errors import (
     UnknownPartition,
 )
 from quiverlog.limits import BATCH_HEADER_BYTES, GIB
+from quiverlog.node.cluster_gauges import publish_waiting_rows, transaction_gauges
 from quiverlog.node.runtime.events import Tick
 from quiverlog.node.transactions.hosted import Hosted
 from quiverlog.node.transactions.kinds import encode_rows
@@ -639,8 +640,13 @@ def test_a_description_names_the_target_that_a_publish_waits_for(staging: Stagin
         assert (wait.reason, wait.row_count) == (NotLeader.code, 1)
         assert "t-1 has no leader" in wait.reason_text
         assert before_us <= wait.since_us < staging.node.wall_us
+        assert publish_waiting_rows(staging.node.node) == {"t": 1}
+        shown = transaction_gauges(staging.node.node, staging.node.now)
+        assert (shown.staged_bytes, shown.transactions_open) == (response.staged_bytes, 0)
+        assert shown.staged_oldest_seconds >= 1.0
     staging.settle(5_000)
     assert described(staging).waits == []
+    assert publish_waiting_rows(staging.node.node) == {}
 
 
 def test_a_description_counts_what_is_lost(staging: Staging) -> None:

@@ -13,6 +13,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from quiverlog.errors import TooManyConnections, TooManyConnectionsFromAddress
+from quiverlog.node.cluster_gauges import TransactionGauges
 from quiverlog.server.observe.metrics import Histogram, LogSize, RecentMax, ServerMetrics
 from quiverlog.server.observe.metrics_text import MetricsExporter
 from quiverlog.wire.messages import Api
@@ -213,3 +214,28 @@ def test_counting_one_request_costs_no_more_than_twice_bare_lists() -> None:
         best_bare_ns = min(best_bare_ns, bare_ns(2_000))
         best_counted_ns = min(best_counted_ns, counted_ns(metrics, 2_000))
     assert best_counted_ns < 2 * best_bare_ns, f"{best_counted_ns:.0f} beside {best_bare_ns:.0f} ns"
+
+
+def test_transactions() -> None:
+    metrics = ServerMetrics()
+    waiting = {"a": 3, "b": 4, "c": 5}
+    exporter = MetricsExporter(
+        metrics,
+        list,
+        topics_max=1,
+        transactions=lambda: TransactionGauges(2, 100, 1.5, 90.0),
+        waiting_rows=lambda: waiting,
+    )
+    metrics.node.transactions["committed"] += 7
+    found = samples(exporter)
+    assert found["quiverlog_transactions_total{outcome=committed}"] == 7
+    assert found["quiverlog_transactions_total{outcome=aborted}"] == 0
+    assert found["quiverlog_transactions_fenced_total"] == 0
+    assert found["quiverlog_transactions_open"] == 2
+    assert found["quiverlog_staged_bytes"] == 100
+    assert found["quiverlog_staged_oldest_seconds"] == 1.5
+    assert found["quiverlog_publish_oldest_seconds"] == 90
+    assert found["quiverlog_publish_waiting_rows{topic=a}"] == 3
+    assert found["quiverlog_publish_waiting_rows{topic=_other}"] == 9
+    waiting.clear()
+    assert not [name for name in samples(exporter) if name.startswith("quiverlog_publish_waiting")]
