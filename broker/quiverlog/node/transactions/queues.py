@@ -202,7 +202,8 @@ class Queues:
         self.lost: list[Piece] = []
 
     def __bool__(self) -> bool:
-        return bool(self._targets)
+        # With targets that are forgotten: their moments are due until `take` has met them.
+        return bool(self._targets or self._ready or self._later)
 
     def add(self, source: Hashable, publish: Publish, now_us: int) -> None:
         """Queue it behind the source's earlier ones."""

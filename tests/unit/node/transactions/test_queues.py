@@ -333,7 +333,23 @@ def test_a_source_that_stops_while_its_target_rests() -> None:
     driven.now_us = FORWARD_BACKOFF_MS_MIN * MS
     driven.acknowledge(driven.sent())
     assert driven.queues.finished == [again]
+    assert driven.nothing()
     assert not driven.queues
+
+
+@pytest.mark.parametrize("is_resting", [True, False])
+def test_a_moment_of_a_target_that_is_forgotten_passes(is_resting: bool) -> None:
+    """A loop that waits for `next_us` takes its turn, and would spin for ever."""
+    driven = Driven()
+    driven.add({A: items(1)})
+    if is_resting:
+        driven.queues.failed(driven.take(), NotLeader(), 0)
+    driven.queues.stop("s")
+    assert driven.queues, "it wants another turn"
+    driven.now_us = FORWARD_BACKOFF_MS_MIN * MS
+    assert driven.nothing()
+    assert not driven.queues
+    assert driven.queues.next_us() is None
 
 
 def test_a_piece_that_fails_after_its_source_has_stopped() -> None:
