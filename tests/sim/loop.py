@@ -94,17 +94,27 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.name = name
         self.complaints: list[str] = []
         self._world = world
-        self._connections = 0
+        self._transports: list[_Transport] = []
+        self._is_dead = False
 
     # --- running -------------------------------------------------------------------------------
     def enter(self, call: Callable[..., object], *args: object) -> None:
         """Call something as the running loop would."""
+        if self._is_dead:
+            return
         before = events._get_running_loop()
         events._set_running_loop(self)
         try:
             call(*args)
         finally:
             events._set_running_loop(before)
+
+    def die(self) -> None:
+        """The process ends: nothing of it runs any more, and its connections break."""
+        self._is_dead = True
+        for transport in self._transports:
+            transport.close()
+        self._transports.clear()
 
     def _run(self, handle: asyncio.Handle) -> None:
         if not handle.cancelled():
@@ -195,6 +205,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         if connection is None:
             raise ConnectionRefusedError(111, "Connection refused")
         transport.connection = connection
+        self._transports.append(transport)
         transport.protocol = protocol_factory()
         transport.protocol.connection_made(transport)
         return transport, transport.protocol

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 from collections.abc import Coroutine, Iterator
+from types import SimpleNamespace
 from unittest import mock
 
 import pyarrow as pa
@@ -23,6 +25,7 @@ from quiverlog.client.drivers import asynchronous
 from quiverlog.client.drivers.name_lookup import Found
 from quiverlog.client.producer import base as producer_base
 from quiverlog.client.producer.async_producer import AsyncProducer, AsyncSendFuture
+from quiverlog.client.transactions import async_transaction
 from quiverlog.errors import (
     CorruptBatch,
     CorruptLog,
@@ -64,8 +67,16 @@ def clients_world(world: World) -> Iterator[None]:
     def numeric(address: Address) -> Found:
         return [(None, None, 0, "", (address.host, address.port))]
 
+    def dropped(_: object) -> None:
+        """A program that dies warns of nothing, nor does a run that is broken off."""
+
+    entropy = random.Random(f"entropy-{world.scenario.seed}")
+    system = SimpleNamespace(urandom=entropy.randbytes, getpid=os.getpid)
     with (
         mock.patch.object(producer_base, "now", now),
+        mock.patch.object(async_transaction, "now", now),
+        mock.patch.object(async_transaction, "os", system),
+        mock.patch.object(async_transaction.AsyncTransaction, "__del__", dropped),
         mock.patch.object(asynchronous, "numeric", numeric),
     ):
         yield

@@ -13,6 +13,7 @@ from tests.sim.bugs import hunt, print_table, write_table
 from tests.sim.checker import Violation
 from tests.sim.stats import report
 
+from .client_plan import ClientPlan
 from .planted import BUGS, UNPROVEN
 from .run import simulate
 from .soak import soak
@@ -27,6 +28,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20, help="how many runs (from --first)")
     parser.add_argument("--first", type=int, default=0, help="first seed of many")
     parser.add_argument("--duration-ms", type=int, default=20_000, help="simulated work per run")
+    parser.add_argument(
+        "--transactions", action="store_true", help="only seeds that draw programs with them"
+    )
     parser.add_argument("--stats", action="store_true", help="count what happened in all runs")
     parser.add_argument("--open", action="append", default=[], help="open a gate (gates.py)")
     parser.add_argument("--bugs", action="store_true", help="plant each bug and show its seed")
@@ -52,6 +56,8 @@ def main() -> int:
     simulated_s = took_s = 0.0
     counts: Counter[str] = Counter()
     for seed in range(first, first + count):
+        if options.transactions and not ClientPlan.draw(seed).has_transactions:
+            continue
         began = time.process_time()
         try:
             result = simulate(seed, duration_ms=options.duration_ms, opened=frozenset(options.open))

@@ -6,9 +6,10 @@ was before.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 __all__ = ["HASTY_US", "NO_CLIENTS", "ClientPlan"]
 
@@ -43,6 +44,17 @@ class ClientPlan:
     """Callers that propose as a partition's leader, under the epoch of the one before."""
     thieves: int = 0
     """Callers that take a broker's place in its name, or announce its stop."""
+    transactors: int = 0
+    """Programs with transactions of the shipped client."""
+    queries: int = 0
+    """Queries that repeat batches, with tasks of which one wins."""
+    makes_internal: bool = False
+    """Are the topics of transactions made by the first of them, in the middle of faults?"""
+
+    @property
+    def has_transactions(self) -> bool:
+        """Is the cluster at the level that they need?"""
+        return self.transactors > 0 or self.queries > 0
 
     @property
     def is_empty(self) -> bool:
@@ -52,6 +64,10 @@ class ClientPlan:
     @classmethod
     def draw(cls, seed: int) -> ClientPlan:
         """That of a seed; a third of all runs have the simple clients only."""
+        return dataclasses.replace(cls._draw(seed), **_transactions(seed))
+
+    @classmethod
+    def _draw(cls, seed: int) -> ClientPlan:
         rng = random.Random(f"client-plan-{seed}")
         if rng.random() < 0.33:
             return NO_CLIENTS
@@ -68,6 +84,22 @@ class ClientPlan:
             resizers=resizers,
             keepers=resizers or random.Random(f"keepers-{seed}").choice((0, 0, 0, 1)),
         )
+
+
+def _transactions(seed: int) -> dict[str, Any]:
+    rng = random.Random(f"transactions-{seed}")
+    if rng.random() >= 1 / 3:
+        return {}
+    found = rng.choice(
+        (
+            {"transactors": 1},
+            {"transactors": 2},
+            {"queries": 1},
+            {"transactors": 1, "queries": 1},
+            {"transactors": 2, "queries": 2},
+        )
+    )
+    return {**found, "makes_internal": rng.random() < 0.2}
 
 
 NO_CLIENTS: Final = ClientPlan()

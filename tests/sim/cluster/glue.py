@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quiverlog.batch.schema import serialize_schema
+from quiverlog.core.controller.features import level_records
+from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS
 from quiverlog.core.controller.records import (
     ConfigRecord,
     PartitionRecord,
@@ -18,9 +20,10 @@ from quiverlog.core.controller.records import (
     SchemaRecord,
     TopicRecord,
 )
+from quiverlog.core.controller.topics import ensure_internal_topics
 from quiverlog.core.raft.messages import HardState, ReplicaKey, SnapshotMeta
 from quiverlog.errors import QuiverlogError
-from quiverlog.limits import BROKER_SESSION_MS_DEFAULT
+from quiverlog.limits import BROKER_SESSION_MS_DEFAULT, FEATURE_LEVEL_MAX
 from quiverlog.storage.directory.data_directory import DataDirectory
 from quiverlog.storage.metadata.metadata_log import file_header, pack_frame
 from quiverlog.storage.metadata.quorum_jobs import STATE_FILE, Snapshot, pack_snapshot, pack_state
@@ -93,6 +96,10 @@ class Setup:
         if cluster.scenario.aims.course and len(members) > _COPIES:
             members.remove(leader.node_id)  # What happens to the leader happens to no other node.
         records: list[Record] = []
+        if cluster.scenario.clients.has_transactions:
+            image = leader.node.broker.metadata.pending
+            if image.feature_level < FEATURE_LEVEL_MAX:
+                records += level_records(image, FEATURE_LEVEL_MAX, CLUSTER_ID)
         for place, topic in enumerate(cluster.scenario.topics):
             topic_id = bytes([place + 1]) * 16
             records.append(TopicRecord(topic_id, topic.name, 1, topic.replicas))
@@ -105,6 +112,19 @@ class Setup:
                 records.append(
                     PartitionRecord(topic_id, partition, replicas, replicas, replicas[0])
                 )
+        return self._decide(leader, records)
+
+    def create_internal(self) -> bool:
+        """Create the topics of transactions, as the first OPEN would in the middle of faults."""
+        leader = self._cluster.controller()
+        if leader is None or leader.node is None:
+            return False
+        image = leader.node.broker.metadata.pending
+        if INTERNAL_TOPICS.keys() <= image.topics.keys():
+            return True
+        records = ensure_internal_topics(
+            image, staged=0, now_us=leader.now.wall_us, entropy=self._rng.randbytes
+        )
         return self._decide(leader, records)
 
     def _decide(self, leader: ClusterHost, records: list[Record]) -> bool:

@@ -65,12 +65,16 @@ class Losses:
     def _all_power(self) -> None:
         """What may be gone, and what must not be: reported before it happens."""
         checker = self._checker
+        checker.ledger.all_power_us.append(self._cluster.world.mono_us)
         checker.all_lost_power(
             is_flushed_kept=self._keeps_flushed, at_us=self._cluster.world.mono_us
         )
         for key, model in checker.partitions.items():
             kept = max(model.acknowledged, default=-1) + 1
             self._cluster.invariants.forgive(key, kept)
+        # Of what is staged, and of decisions, the programs' promises are checked.
+        for key in self._cluster.invariants.partitions.keys() - checker.partitions.keys():
+            self._cluster.invariants.forgive(key, 0)
 
     def _died(self, host: Host, clean: bool) -> None:
         if not host.disk.lost_power:

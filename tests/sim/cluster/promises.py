@@ -24,6 +24,7 @@ from quiverlog.types import Durability
 from tests.sim.checker import CLOCK_SLACK_US, Checker, Key, TopicModel, Violation
 
 from .histories import Histories
+from .ledger import Ledger
 
 __all__ = ["ClusterChecker", "ClusterTopicModel"]
 
@@ -64,6 +65,8 @@ class ClusterChecker(Checker):
         self.unclean: set[Key] = set()
         """Partitions that had an unclean election."""
         self.histories = Histories()
+        self.ledger = Ledger(self)
+        """Of transactions."""
         self.now_us: Callable[[], int] = lambda: 0
         """For the histories."""
         self.all_are_down: Callable[[], bool] = lambda: False
@@ -105,6 +108,7 @@ class ClusterChecker(Checker):
             for offset, value in enumerate(values, first_offset):
                 self._drop_row(key, offset, value)
         super().read(key, first_offset, values)
+        self.ledger.read(key, values)
 
     def are_from_before(self, key: Key, end: int) -> bool:
         """May a client have fetched rows up to `end` before a fault took them?"""

@@ -31,6 +31,7 @@ from .promises import ClusterChecker, ClusterTopicModel
 from .scenario import ClusterScenario
 from .scrub import scrub
 from .tempo import Tempo
+from .transactions import is_published
 from .workload import Workload
 
 __all__ = ["ClusterResult", "simulate"]
@@ -90,6 +91,9 @@ class _Run:
         self._until(cluster.setup.create, _START_US, "the topics")
         self._until(self._all_open, _START_US, "every copy is open and in sync")
         self._know_topics()
+        if self.scenario.clients.has_transactions and not self.scenario.clients.makes_internal:
+            self._until(cluster.setup.create_internal, _START_US, "the internal topics")
+            self._until(self._all_open, _START_US, "the internal topics are open")
         world.calm = False
         Losses(cluster, checker, keeps_flushed=self.scenario.gate("flushed-everywhere"))
         self.workload.begin()
@@ -185,6 +189,7 @@ class _Run:
         cluster.whole_us = self.world.mono_us
         self._until(self.workload.is_idle, HEAL_US, "every client has its answers")
         self._settle_voters()
+        self._until(lambda: is_published(cluster), HEAL_US, "no publish waits")
         self._until(self._all_equal, HEAL_US, "all copies have all rows")
         self._until(self.workload.consumers_are_done, HEAL_US, "consumers are given all rows")
         for node_id in cluster.machines.rotten:

@@ -17,6 +17,7 @@ from tests.sim.decoding import rows_of
 from .administrator import Administrator
 from .adversaries import Deposed, Impostor, OddReader, Repeater, Thief
 from .clients import ClusterProducer, ClusterReader, ClusterSetup
+from .lives import Lives
 from .mover import Mover, Resizer
 from .operators import Operator
 from .programs import ConsumingProgram, ProducingProgram
@@ -24,6 +25,7 @@ from .promises import ClusterChecker
 from .proofs import Unproved
 from .settings_keeper import SettingsKeeper
 from .successor import Successor
+from .transactor import QueryLife, TransactingLife
 from .watchers import Watcher
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class Workload:
         self.administrators: list[Administrator | Mover | SettingsKeeper] = []
         self.senders: list[ProducingProgram] = []
         self.consumers: list[ConsumingProgram] = []
+        self.transactions: list[Lives] = []
 
     def begin(self) -> None:
         """All come to work."""
@@ -96,10 +99,16 @@ class Workload:
             self.senders.append(Successor(self.cluster, checker, number))
         for number in range(plan.consumers):
             self.consumers.append(ConsumingProgram(self.cluster, checker, number))
+        ids = [(f"app-{number}", TransactingLife) for number in range(plan.transactors)]
+        ids += [(f"spark/query-{number}", QueryLife) for number in range(plan.queries)]
+        for tid, kind in ids:
+            self.transactions.append(Lives(self.cluster, checker, tid, kind))
 
     def stop(self) -> None:
         """No client begins anything new."""
-        for one in (*self.producers, *self.senders, *self.administrators):
+        for one in (
+            *self.producers, *self.senders, *self.administrators, *self.transactions,
+        ):  # fmt: skip
             one.stopped = True
         for operator in self.operators:
             operator.wind_up()
@@ -110,9 +119,9 @@ class Workload:
 
     def is_idle(self) -> bool:
         """Has everything that was sent an outcome?"""
-        return all(one.idle for one in (*self.producers, *self.senders)) and all(
-            one.is_idle for one in self.administrators
-        )
+        return all(
+            one.idle for one in (*self.producers, *self.senders, *self.transactions)
+        ) and all(one.is_idle for one in self.administrators)
 
     def consumers_are_done(self) -> bool:
         """Were the shipped consumers given everything that there is?"""
@@ -123,8 +132,11 @@ class Workload:
         """All go home."""
         for reader in (*self.readers, *self.impostors, *self.strangers, *self.operators):
             reader.retired = True
-        for client in (*self.senders, *self.consumers):
+        for client in (*self.senders, *self.consumers, *self.transactions):
             client.stop()
+        for lives in self.transactions:
+            if lives.complaints():
+                raise Violation(f"{lives.tid}: {lives.complaints()[0]}")
         for client in (*self.senders, *self.consumers, *self.administrators):
             if client.loop.complaints:
                 raise Violation(f"{client.name}: {client.loop.complaints[0]}")
@@ -138,6 +150,8 @@ class Workload:
             consumer.check_copies()
         for administrator in self.administrators:
             administrator.check()
+        whole = self.checker.ledger.check()
+        self.cluster.world.events["transactions found whole"] += whole
         if self.cluster.scenario.judged:
             self.checker.histories.check_names()
 

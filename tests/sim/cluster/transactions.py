@@ -1,0 +1,34 @@
+"""What brokers have to do for transactions, seen from outside: is it done?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+__all__ = ["is_published"]
+
+
+def is_published(cluster: Cluster) -> bool:
+    """Is every partition of the internal topics served, and does no publish wait in one?"""
+    leader = cluster.controller()
+    if leader is None or leader.node is None:
+        return False
+    topics = leader.node.broker.metadata.image.topics
+    wanted = sum(len(topics[name].partitions) for name in INTERNAL_TOPICS if name in topics)
+    served = 0
+    for host in cluster.living:
+        assert host.node is not None
+        broker = host.node.broker
+        for machine in broker.coordinators._serving.values():
+            served += 1
+            if any(True for _ in machine.to_publish()):
+                return False
+        for led in broker.staging._led.values():
+            served += 1
+            if any(True for _ in led.staged.unfinished()):
+                return False
+    return served == wanted
