@@ -380,6 +380,18 @@ _KEYS: Final = (
         because="the topic is made once; `quiverlog topic alter __staged --partitions` grows it",
     ),
     Setting(
+        "transactional.id.expiry.ms",
+        _INT,
+        limits.TRANSACTIONAL_ID_EXPIRY_MS_DEFAULT,
+        "A transactional id that no client used for this long is forgotten where this broker"
+        " coordinates it, and what its last transaction was. A Spark query that rests longer may"
+        " repeat its last micro-batch.",
+        unit="ms",
+        minimum=_DAY_MS,
+        maximum=3_650 * _DAY_MS,
+        reloadable=True,
+    ),
+    Setting(
         "feature.level.max",
         _INT,
         limits.FEATURE_LEVEL_MAX,

@@ -514,7 +514,7 @@ class Coordinating(Leader):
 
     def forget_expired(self) -> None:
         if self.is_serving:
-            self._propose(self.core.expired(self.world.moment), None)
+            self._propose(self.core.expired(self.world.moment, 30 * 24 * 3_600_000), None)
 
 
 LOST: Final = QuiverlogError("staged rows are missing")

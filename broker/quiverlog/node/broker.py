@@ -126,7 +126,8 @@ def make_live_config(broker: Broker) -> LiveConfig:
         "leader.balance.moves.max": broker.elections.set_moves_max,
         "partition.move.bytes.per.second": broker.replication.set_move_rate,
         "damaged.replicas.kept": broker.repairs.set_kept,
-        # Made later; no value is set before.
+        # These are made later; no value is set before.
+        "transactional.id.expiry.ms": lambda ms, now: broker.coordinators.set_expiry(ms, now),
         "staged.bytes.max": lambda bytes_max, now: broker.staging.set_bytes_max(bytes_max, now),
     }
     config = broker.config
@@ -472,7 +473,12 @@ class Broker:
         )
         leaders = Leaders(self.config.node_id, self.view, self.peers, self.staging.local)
         self.coordinators = Coordinators(
-            self.view, self.transactions, leaders, self.outbox, self.metrics
+            self.view,
+            self.transactions,
+            leaders,
+            self.outbox,
+            self.metrics,
+            self.config.transactional_id_expiry_ms,
         )
         self.reaper = Reaper(
             self.config.node_id, self.staging, self.coordinators, self.peers, self.outbox

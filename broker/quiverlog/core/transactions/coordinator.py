@@ -50,7 +50,6 @@ __all__ = [
     "EPOCHS_END",
     "FORGET_LOOKS_MAX",
     "IDS_MAX",
-    "ID_EXPIRY_MS_DEFAULT",
     "OLD_INSTANCES_MAX",
     "PINNED_MS_MAX",
     "SINGLE_USE_EXPIRY_MS",
@@ -71,7 +70,6 @@ SINGLE_USE_IDS_MAX: Final = 50_000
 OLD_INSTANCES_MAX: Final = 16
 EPOCHS_END: Final = 2**62
 """No id gets this epoch or one above: rows may be staged under any that a client makes up."""
-ID_EXPIRY_MS_DEFAULT: Final = 30 * 24 * 3_600_000
 SINGLE_USE_EXPIRY_MS: Final = 3_600_000
 """After its commit: the client may ask again until then."""
 PINNED_MS_MAX: Final = 60_000
@@ -126,7 +124,6 @@ class Coordinator:
     __slots__ = (
         "_begun_us",
         "_deferred",
-        "_expiry_us",
         "_forgotten_epoch",
         "_id_count",
         "_is_complete",
@@ -142,10 +139,9 @@ class Coordinator:
         "open_count",
     )
 
-    def __init__(self, *, expiry_ms: int = ID_EXPIRY_MS_DEFAULT) -> None:
+    def __init__(self) -> None:
         self.applied: dict[str, SnapshotState] = {}
         self.open_count = 0  # From `begin` on.
-        self._expiry_us = expiry_ms * 1000
         self._forgotten_epoch = 0
         # Replay: nothing but rows of a snapshot yet; the rows between its begin and its end.
         self._is_complete = False
@@ -441,7 +437,7 @@ class Coordinator:
         self._known(tid)
         return [Record(tid, Forgotten())]
 
-    def expired(self, now: Now) -> list[Record]:
+    def expired(self, now: Now, expiry_ms: int) -> list[Record]:
         """Looks at the next ids, FORGET_LOOKS_MAX at most, round and round."""
         found = []
         looked = list(islice(self._sweep, FORGET_LOOKS_MAX))
@@ -452,12 +448,12 @@ class Coordinator:
             state = self.applied.get(tid)
             if state is None or self.is_waiting(tid) or state.publishing is not None:
                 continue
-            if self._is_expired(tid, state, now):
+            if self._is_expired(tid, state, now, expiry_ms):
                 found.append(Record(tid, Forgotten()))
         return found
 
-    def _is_expired(self, tid: str, state: SnapshotState, now: Now) -> bool:
-        if self.silent_us(tid, now) >= self._expiry_us:
+    def _is_expired(self, tid: str, state: SnapshotState, now: Now, expiry_ms: int) -> bool:
+        if self.silent_us(tid, now) >= expiry_ms * 1000:
             return True
         # Without a commit nothing shows that its client is gone.
         if not state.single_use or state.last is None:

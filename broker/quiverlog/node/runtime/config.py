@@ -23,6 +23,7 @@ from quiverlog.limits import (
     RETENTION_CHECK_MS,
     STAGED_PARTITIONS_MAX,
     STAGED_PARTITIONS_MIN,
+    TRANSACTIONAL_ID_EXPIRY_MS_DEFAULT,
 )
 from quiverlog.roles import ROLE_BROKER, ROLE_CONTROLLER
 from quiverlog.wire.peer_proof import NO_SECRETS, ClusterSecrets
@@ -76,6 +77,7 @@ class NodeConfig:
     partitions_default: int = 1
     staged_partitions: int = 0
     """With which the controller makes `__staged`; 0: by the number of live brokers."""
+    transactional_id_expiry_ms: int = TRANSACTIONAL_ID_EXPIRY_MS_DEFAULT
     staged_bytes_max: int = 0
     """Rows of transactions that are not published; 0: by the size of the disk."""
     disk_bytes: int = 0
@@ -146,6 +148,7 @@ class NodeConfig:
             STAGED_PARTITIONS_MIN <= self.staged_partitions <= STAGED_PARTITIONS_MAX
         )
         assert self.staged_bytes_max >= 0
+        assert self.transactional_id_expiry_ms >= 1
         assert self.flushes_in_flight_max >= 1
         assert self.retention_check_ms >= 1
         assert self.damaged_replicas_kept >= 0

@@ -78,7 +78,7 @@ PUBLISH_BACKOFF_MS_MAX: Final = 2_000
 COUNT_BACKOFF_MS: Final = 50
 COUNTS_AT_ONCE: Final = 16
 """Of one COMMIT."""
-SWEEP_MS: Final = 1_000
+SWEEP_MS: Final = 10_000
 """Between two looks for ids that are to be forgotten."""
 _PARTS_PER_STEP: Final = 500
 _STUCK_MAX: Final = 256
@@ -181,8 +181,8 @@ class Shown(NamedTuple):
 
 class Coordinators:
     __slots__ = (
-        "_deciding", "_hosting", "_later", "_metrics", "_number", "_outbox", "_publishing",
-        "_ready", "_serving", "_sweep_us", "_under_way", "_view", "leaders",
+        "_deciding", "_expiry_ms", "_hosting", "_later", "_metrics", "_number", "_outbox",
+        "_publishing", "_ready", "_serving", "_sweep_us", "_under_way", "_view", "leaders",
     )  # fmt: skip
 
     def __init__(
@@ -192,6 +192,7 @@ class Coordinators:
         leaders: Leaders,
         outbox: Outbox,
         metrics: NodeMetrics,
+        expiry_ms: int,
     ) -> None:
         self._view = view
         self._hosting = hosting
@@ -209,6 +210,10 @@ class Coordinators:
         self._later: list[tuple[int, int, Callable[[Now], None]]] = []
         self._number = 0
         self._sweep_us = 0
+        self._expiry_ms = expiry_ms
+
+    def set_expiry(self, expiry_ms: int, _now: Now) -> None:
+        self._expiry_ms = expiry_ms
 
     # --- service -------------------------------------------------------------------------------
     def begin(self, hosted: Hosted, machine: Coordinator, now: Now) -> None:
@@ -250,16 +255,20 @@ class Coordinators:
         if self._ready and self._under_way < PUBLISHES_MAX:
             return AT_ONCE_US
         due = [self._later[0][0]] if self._later else []
-        if self._serving:
+        if self._has_ids:
             due.append(self._sweep_us)
         return min(due, default=None)
+
+    @property
+    def _has_ids(self) -> bool:
+        return any(machine.applied for machine in self._serving.values())
 
     def run(self, now: Now) -> None:
         while self._later and self._later[0][0] <= now.mono_us:
             _, _, call = heapq.heappop(self._later)
             call(now)
         self._ask_ready(now)
-        if self._serving and self._sweep_us <= now.mono_us:
+        if self._has_ids and self._sweep_us <= now.mono_us:
             self._sweep_us = now.mono_us + SWEEP_MS * 1000
             self._forget(now)
 
@@ -274,7 +283,7 @@ class Coordinators:
 
     def _forget(self, now: Now) -> None:
         for hosted, machine in list(self._serving.items()):
-            records = machine.expired(now)
+            records = machine.expired(now, self._expiry_ms)
             if records and hosted.is_serving:
                 try:
                     hosted.propose(records, now, _ignore)

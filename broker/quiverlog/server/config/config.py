@@ -188,6 +188,7 @@ class BrokerConfig:
     leader_balance_moves_max: int
     partition_move_bytes_per_second: int
     staged_bytes_max: int
+    transactional_id_expiry_ms: int
     staged_partitions: int
     work_threads: int
     shutdown_timeout_ms: int

@@ -88,6 +88,7 @@ def node_config(
         leader_balance_moves_max=config.leader_balance_moves_max,
         move_bytes_per_s=config.partition_move_bytes_per_second,
         staged_bytes_max=config.staged_bytes_max,
+        transactional_id_expiry_ms=config.transactional_id_expiry_ms,
         staged_partitions=config.staged_partitions,
         disk_bytes=_disk_bytes(config.data_dir),
         feature_level_max=config.feature_level_max,

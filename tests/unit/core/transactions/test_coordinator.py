@@ -37,6 +37,7 @@ from quiverlog.errors import (
     TransactionFenced,
     UnknownTransactionalId,
 )
+from quiverlog.limits import TRANSACTIONAL_ID_EXPIRY_MS_DEFAULT
 from quiverlog.types import Durability, Now
 
 MINUTE_US = 60_000_000
@@ -54,8 +55,8 @@ def later(us: int) -> Now:
 class Harness:
     """A coordinator whose proposals become safe when the test wants it."""
 
-    def __init__(self, expiry_ms: int = module.ID_EXPIRY_MS_DEFAULT) -> None:
-        self.coordinator = Coordinator(expiry_ms=expiry_ms)
+    def __init__(self) -> None:
+        self.coordinator = Coordinator()
         self.coordinator.begin(START)
         self.proposed: list[Record] = []
         self.log: list[Record] = []
@@ -569,13 +570,14 @@ def test_forgetting_survives_a_snapshot() -> None:
     assert other.open("app", b"one", "client", TIMEOUT_MS, False, START).epoch == 2
 
 
-def expired(harness: Harness, now: Now) -> list[Record]:
-    return [record for _ in range(3) for record in harness.coordinator.expired(now)]
+def expired(harness: Harness, now: Now, expiry_ms: int = 1_000) -> list[Record]:
+    found = [harness.coordinator.expired(now, expiry_ms) for _ in range(3)]
+    return [record for some in found for record in some]
 
 
 @pytest.mark.parametrize("is_over", [False, True])
 def test_an_id_goes_after_its_expiry(is_over: bool) -> None:
-    harness = Harness(expiry_ms=1_000)
+    harness = Harness()
     harness.open()
     harness.committed(1, 0)
     harness.coordinator.sign_of_life("app", later(MINUTE_US))
@@ -584,7 +586,7 @@ def test_an_id_goes_after_its_expiry(is_over: bool) -> None:
 
 
 def test_an_id_that_is_being_published_stays() -> None:
-    harness = Harness(expiry_ms=1_000)
+    harness = Harness()
     harness.open()
     harness.put(harness.commit(1, 0))
     assert expired(harness, later(MINUTE_US)) == []
@@ -593,7 +595,7 @@ def test_an_id_that_is_being_published_stays() -> None:
 
 
 def test_an_id_with_a_pending_record_stays() -> None:
-    harness = Harness(expiry_ms=1_000)
+    harness = Harness()
     harness.open()
     harness.propose(harness.commit(1, 0))
     assert expired(harness, later(MINUTE_US)) == []
@@ -608,16 +610,17 @@ def test_an_id_of_single_use_goes_an_hour_after_its_commit(is_over: bool) -> Non
     harness.committed(1, 0, "batch")
     harness.committed(1, 0, "query")
     now = later(SINGLE_USE_EXPIRY_MS * 1000 - (not is_over))
-    assert expired(harness, now) == ([Record("batch", Forgotten())] if is_over else [])
+    found = expired(harness, now, TRANSACTIONAL_ID_EXPIRY_MS_DEFAULT)
+    assert found == ([Record("batch", Forgotten())] if is_over else [])
 
 
 def test_a_call_looks_at_a_bounded_number_of_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FORGET_LOOKS_MAX", 2)
-    harness = Harness(expiry_ms=1_000)
+    harness = Harness()
     for tid in "abc":
         harness.open(tid)
     found = [
-        [record.transactional_id for record in harness.coordinator.expired(later(MINUTE_US))]
+        [record.transactional_id for record in harness.coordinator.expired(later(MINUTE_US), 1_000)]
         for _ in range(4)
     ]
     assert found == [[], ["a", "b"], ["c"], []]

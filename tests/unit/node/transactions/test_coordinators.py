@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quiverlog.core.controller.internal_topics import STAGED
-from quiverlog.core.transactions.coordinator import ID_EXPIRY_MS_DEFAULT, Resolved
+from quiverlog.core.transactions.coordinator import Resolved
 from quiverlog.errors import (
     CoordinatorNotReady,
     FencedLeaderEpoch,
@@ -27,14 +27,16 @@ from quiverlog.errors import (
     UnknownTopicId,
     UnknownTransactionalId,
 )
-from quiverlog.limits import TRANSACTION_ATTEMPTS_MAX
+from quiverlog.limits import TRANSACTION_ATTEMPTS_MAX, TRANSACTIONAL_ID_EXPIRY_MS_DEFAULT
 from quiverlog.node.apis import transactions as handlers
 from quiverlog.node.cluster_gauges import TransactionGauges, transaction_gauges
 from quiverlog.node.runtime.events import Shutdown, Tick
 from quiverlog.node.transactions import coordinators as module
-from quiverlog.node.transactions.coordinators import PUBLISH_BACKOFF_MS_MAX
+from quiverlog.node.transactions import hosted as hosting
+from quiverlog.node.transactions.coordinators import PUBLISH_BACKOFF_MS_MAX, SWEEP_MS
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
+from quiverlog.wire.config_messages import AlterConfigsRequest, ConfigChange
 from quiverlog.wire.transaction_messages import (
     AbortTransactionRequest,
     CommittedAttempt,
@@ -571,17 +573,54 @@ def test_a_silent_id_is_closed_when_a_staging_leader_asks(node: TransactionDrive
 
 
 # --- forgetting ---------------------------------------------------------------------------------
-def test_ids_are_forgotten_after_a_long_silence(node: TransactionDriver) -> None:
+@pytest.mark.parametrize("is_set", [False, True])
+def test_ids_are_forgotten_after_a_long_silence(node: TransactionDriver, is_set: bool) -> None:
+    expiry_ms = TRANSACTIONAL_ID_EXPIRY_MS_DEFAULT
+    if is_set:
+        expiry_ms = 90_000_000
+        change = ConfigChange("transactional.id.expiry.ms", str(expiry_ms))
+        assert not node.done(AlterConfigsRequest(changes=[change])).error_code
     epoch = node.open().epoch
-    node.set_clock(node.mono_us + ID_EXPIRY_MS_DEFAULT * 1000 - 10_000_000)
+    node.set_clock(node.mono_us + expiry_ms * 1000 - 2 * SWEEP_MS * 1000)
     node.open(tid="first", instance=b"x")
-    node.advance(5_000)
+    node.advance(SWEEP_MS)
     assert "app" in node.machine().applied
-    node.set_clock(node.mono_us + 5_000_000)
-    node.advance(5_000)
+    node.advance(2 * SWEEP_MS)
     node.settle()
     assert "app" not in node.machine().applied
     assert node.open().epoch == epoch + 1
+
+
+def test_a_snapshot_takes_the_place_of_the_records_before_it(
+    node: TransactionDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "SNAPSHOT_LOG_BYTES_MIN", 20_000)
+    replica = node.node.broker.coordinators.find("app").replica
+    opened = 0
+    while replica.log.log_start_offset == 0:
+        opened += 1
+        assert opened < 100, "a record has some 600 bytes"
+        epoch = node.open(str(opened).encode() * 16).epoch
+    assert epoch == opened > 10
+    assert replica.log.log_end_offset - replica.log.log_start_offset == 3, "BEGIN, a state, END"
+    before = dict(node.machine().applied)
+    node.crash()
+    node.settle()
+    assert node.machine().applied == before
+    assert node.open(str(opened).encode() * 16).epoch == epoch
+
+
+def test_nothing_is_timed_where_no_id_is_known(node: TransactionDriver) -> None:
+    broker = node.node.broker
+    assert len(broker.coordinators.coordinated()) == 16
+    assert broker.coordinators.next_us() is None
+    node.open()
+    assert broker.coordinators.next_us() is not None
+    node.set_clock(node.mono_us + TRANSACTIONAL_ID_EXPIRY_MS_DEFAULT * 1000)
+    node.advance(2 * SWEEP_MS)
+    node.settle()
+    assert not any(one.applied for one in broker.coordinators.coordinated())
+    assert broker.coordinators.next_us() is None
 
 
 def forget(tid: str = "app") -> AbortTransactionRequest:

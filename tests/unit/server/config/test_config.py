@@ -293,6 +293,19 @@ def test_too_few_or_too_many_bytes_for_them(tmp_path: Path, count: int) -> None:
     assert "staged.bytes.max" in refusal(tmp_path, f"staged.bytes.max = {count}\n")
 
 
+@pytest.mark.parametrize("ms", [86_400_000, 3_650 * 86_400_000])
+def test_how_long_transactional_ids_are_known(tmp_path: Path, ms: int) -> None:
+    path = tmp_path / "quiverlog.toml"
+    path.write_text(f"transactional.id.expiry.ms = {ms}\n")
+    node = node_config(load_config(path), {"default": Address("h", 1)})
+    assert node.transactional_id_expiry_ms == ms
+
+
+@pytest.mark.parametrize("ms", [86_400_000 - 1, 3_650 * 86_400_000 + 1])
+def test_they_are_known_too_short_or_too_long(tmp_path: Path, ms: int) -> None:
+    assert "transactional.id.expiry.ms" in refusal(tmp_path, f"transactional.id.expiry.ms = {ms}\n")
+
+
 @pytest.mark.parametrize("name", ["", "new", "new/data"])
 def test_the_size_of_the_disk_is_measured_before_the_directory_is_made(
     tmp_path: Path, name: str
