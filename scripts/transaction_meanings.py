@@ -43,7 +43,8 @@ TRANSACTIONS: Final[dict[str, str]] = {
     "ForwardPartition.leader_epoch": "the partition's leader epoch in the sender's metadata; -1: no"
     " check",
     "ForwardPartition.producer_id": "number of the publish, from 2^62 on",
-    "ForwardPartition.base_sequence": "of the first row; from 0 on in each publish and partition",
+    "ForwardPartition.base_sequence": "where the entry begins, from 0 on in each publish"
+    " and partition; a first batch that begins later comes after rows that are lost",
     "ForwardRequest.timeout_ms": "after this time the answer is REQUEST_TIMED_OUT",
     "ForwardResult.base_offset": "offset of the first row that this request stored; -1: all were"
     " there",

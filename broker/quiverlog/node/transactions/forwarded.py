@@ -29,7 +29,7 @@ from quiverlog.node.partitions.replica import Replica
 from quiverlog.node.runtime.admission import Admission
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
-from quiverlog.types import PRODUCER_IDS_END, Durability, Now
+from quiverlog.types import Durability, Now
 from quiverlog.wire.transaction_messages import ForwardPartition, ForwardResponse, ForwardResult
 
 __all__ = ["Batches", "Forwarded", "Part", "Targets", "check_batches", "refuse"]
@@ -127,11 +127,6 @@ class Targets:
             )
         if entry.durability not in _LEVELS:
             raise InvalidRequest(f"no durability has the number {entry.durability}.")
-        if entry.producer_id < PRODUCER_IDS_END:
-            raise InvalidRequest(
-                f"producer id {entry.producer_id} is none of a publish: these begin at"
-                f" {PRODUCER_IDS_END}."
-            )
         self._admission.check_writable()
         self._admission.check_room()
         replica = self._lookup.leading(entry.topic_id, entry.partition)

@@ -24,8 +24,8 @@ from quiverlog.node.transactions.queues import Item, TargetKey
 __all__ = ["Numbered", "RenumberJob", "StagedRange", "join"]
 
 _SCHEMA: Final = INTERNAL_TOPICS[STAGED].schema
-_COLUMNS: Final = ("kind", "topic_id", "partition", "row_count", "batch")
-_KIND, _TOPIC_ID, _PARTITION, _ROW_COUNT, _BATCH = map(_SCHEMA.get_field_index, _COLUMNS)
+_COLUMNS: Final = ("kind", "topic_id", "partition", "batch")
+_KIND, _TOPIC_ID, _PARTITION, _BATCH = map(_SCHEMA.get_field_index, _COLUMNS)
 _ROWS: Final = 0
 """The kind of a staged row; others are the publisher's own."""
 
@@ -47,23 +47,21 @@ def join(batch: Numbered) -> memoryview:
 class _StagedBatch:
     """The columns of a staged batch that are needed to forward its rows."""
 
-    __slots__ = ("_ends", "_kinds", "_partitions", "_row_counts", "_topic_ids", "_values")
+    __slots__ = ("_ends", "_kinds", "_partitions", "_topic_ids", "_values")
 
     def __init__(self, view: memoryview, header: BatchHeader) -> None:
         message = view[BATCH_HEADER_BYTES:]
         data = read_rows(message, check_structure(message, header, _SCHEMA), _SCHEMA)
         self._kinds, self._topic_ids = data.column(_KIND), data.column(_TOPIC_ID)
-        self._partitions, self._row_counts = data.column(_PARTITION), data.column(_ROW_COUNT)
+        self._partitions = data.column(_PARTITION)
         _, ends, values = data.column(_BATCH).buffers()
         self._ends = memoryview(ends).cast("i")
         self._values = memoryview(values) if values is not None else memoryview(b"")
 
-    def batch(self, row: int, key: TargetKey, row_count: int) -> memoryview | None:
+    def batch(self, row: int, key: TargetKey) -> memoryview | None:
         """Return the batch of a row; None: another row lies there."""
         found = (self._topic_ids[row].as_py(), self._partitions[row].as_py())
         if self._kinds[row].as_py() != _ROWS or found != key:
-            return None
-        if self._row_counts[row].as_py() != row_count:
             return None
         return self._values[self._ends[row] : self._ends[row + 1]]
 
@@ -97,7 +95,7 @@ class StagedRange:
         if batch is None:
             batch = _StagedBatch(view, header)
             self._parsed[low] = header, view, batch
-        return batch.batch(item.offset - header.base_offset, key, item.row_count)
+        return batch.batch(item.offset - header.base_offset, key)
 
 
 class Renumbered(NamedTuple):

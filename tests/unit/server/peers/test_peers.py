@@ -14,9 +14,15 @@ import uvloop
 from quiverlog import errors
 from quiverlog.addresses import Address
 from quiverlog.core.raft import messages as r
-from quiverlog.limits import PEER_QUEUE_REQUESTS_MAX
+from quiverlog.limits import (
+    FORWARD_QUEUE_BYTES_MAX,
+    MIB,
+    PEER_QUEUE_BYTES_MAX,
+    PEER_QUEUE_REQUESTS_MAX,
+)
 from quiverlog.node.metadata.quorum_wire import pack
-from quiverlog.node.runtime.effects import Peer, Purpose
+from quiverlog.node.runtime.effects import Peer, Purpose, SendToPeer
+from quiverlog.server.peers.link import PeerQueue
 from quiverlog.wire import messages as m
 from quiverlog.wire.frames import encode
 from quiverlog.wire.quorum_messages import QuorumRequest
@@ -416,3 +422,13 @@ def test_the_end_leaves_nothing(run: Run, target: Target) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     play(run, scenario, target.port)
+
+
+@pytest.mark.parametrize("bytes_max", [PEER_QUEUE_BYTES_MAX, FORWARD_QUEUE_BYTES_MAX])
+@pytest.mark.parametrize(("more", "is_kept"), [(-1, True), (0, True), (1, False)])
+def test_bytes_of_a_queue_are_bounded(bytes_max: int, more: int, is_kept: bool) -> None:
+    """A request costs 512 bytes beside its body; the first one always fits."""
+    queue = PeerQueue(bytes_max)
+    assert queue.add(SendToPeer(PEER, m.MetadataRequest(), 1, [bytes(MIB)]))
+    rest = bytes_max - MIB - 2 * 512 + more
+    assert queue.add(SendToPeer(PEER, m.MetadataRequest(), 2, [bytes(rest)])) is is_kept
