@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 import click
 
@@ -104,6 +105,7 @@ def status(bootstrap: str, timeout_s: float, output_format: str) -> None:
         with_fewer_replicas,
     )
     from quiverlog.cli.console.probes import seen_or_failure
+    from quiverlog.cli.console.staged_rows import staging_rooms, staging_warnings
 
     began_s = time.monotonic()
     seen = seen_or_failure(bootstrap, timeout_s)
@@ -115,7 +117,10 @@ def status(bootstrap: str, timeout_s: float, output_format: str) -> None:
             skipped=seen.silent,
             began_s=began_s,
         ) as client:
-            topics = client.metadata().topics.values()
+            by_name = client.metadata().topics
+            rooms, _ = staging_rooms(client, by_name)
+        topics = by_name.values()
+        seen.staging.extend(staging_warnings(rooms, datetime.now(UTC)))
         seen.few.extend(with_fewer_replicas(seen.found, topics))
         seen.not_raised.extend(unfinished_raises(seen.found, topics))
     if output_format == "json":

@@ -111,6 +111,7 @@ def status_findings(seen: Seen) -> list[Finding]:
     if seen.not_raised:
         text = " ".join(not_raised(seen.found, seen.not_raised))
         found_here.append(Finding(text, is_warning=True))
+    found_here += [Finding(" ".join(one), is_warning=True) for one in seen.staging]
     return found_here
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,16 +16,14 @@ from quiverlog.cli.console.options import (
     open_client,
 )
 from quiverlog.cli.console.output import human_bytes, print_fields, print_json, print_table
+from quiverlog.cli.console.staged_rows import print_waits, seconds_shown
 from quiverlog.limits import TRANSACTIONAL_ID_CHARS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from datetime import datetime
 
-    from quiverlog.client.transactions.overview import (
-        TransactionDetail,
-        TransactionInfo,
-        WaitingRows,
-    )
+    from quiverlog.client.transactions.overview import TransactionDetail, TransactionInfo
 
 __all__ = ["transaction"]
 
@@ -92,7 +89,7 @@ def list_ids(states: tuple[str, ...], bootstrap: str, timeout_s: float, output_f
                     one.last_sequence,
                     _time(one.last_committed),
                     one.client_id,
-                    _seconds(one.silent_s),
+                    seconds_shown(one.silent_s),
                     one.coordinator,
                 )
                 for one in found.transactions
@@ -187,7 +184,7 @@ def _print_detail(found: TransactionDetail) -> None:
                 "committed": _time(info.last_committed) or "(never)",
                 "client": info.client_id,
                 "instance": info.instance.hex(),
-                "silent": _seconds(info.silent_s),
+                "silent": seconds_shown(info.silent_s),
                 "closed after": f"{found.timeout_s:,.0f} s of silence",
                 "single use": found.single_use,
                 "coordinator": info.coordinator,
@@ -204,7 +201,7 @@ def _print_detail(found: TransactionDetail) -> None:
                     one.leader,
                     one.rows,
                     human_bytes(one.bytes),
-                    _seconds(one.age_s),
+                    seconds_shown(one.age_s),
                     one.missing,
                 )
                 for one in found.staged
@@ -216,30 +213,8 @@ def _print_detail(found: TransactionDetail) -> None:
         print_waits(found.waits)
 
 
-def print_waits(waits: Sequence[WaitingRows]) -> None:
-    now = datetime.now(UTC)
-    print_table(
-        ["TOPIC", "PARTITION", "ROWS", "FOR", "WHY"],
-        [
-            (
-                one.topic or "(deleted)",
-                one.partition,
-                one.rows,
-                _seconds((now - one.since).total_seconds()),
-                f"{one.reason}: {one.detail}" if one.reason else "",
-            )
-            for one in waits
-        ],
-        right=["PARTITION", "ROWS", "FOR"],
-    )
-
-
 def _time(moment: datetime | None) -> str:
     return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S %Z}"
-
-
-def _seconds(seconds: float | None) -> str:
-    return "?" if seconds is None else f"{max(0, seconds):,.0f} s"
 
 
 def _print_silent(silent: Sequence[int]) -> None:

@@ -55,12 +55,14 @@ class Seen:
     Attributes:
         few: topics with fewer replicas than they could have.
         not_raised: internal topics to which the controller has to add replicas.
+        staging: findings about staged rows, with advice.
     """
 
     found: ClusterDetail
     probes: list[Probe] = field(default_factory=list)
     few: list[TopicInfo] = field(default_factory=list)
     not_raised: list[TopicInfo] = field(default_factory=list)
+    staging: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def answering(self) -> set[int]:

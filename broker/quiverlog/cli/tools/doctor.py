@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -270,17 +271,21 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
     )
     from quiverlog.cli.console.cluster_health import findings as cluster_findings
     from quiverlog.cli.console.probes import seen_or_failure
+    from quiverlog.cli.console.staged_rows import staging_rooms, staging_warnings
     from quiverlog.errors import QuiverlogError
 
     began_s = time.monotonic()
     try:
         seen = seen_or_failure(bootstrap, timeout_s)
-        found, few, raises, unproved = seen.found, [], [], []
+        found, few, raises, unproved, staging = seen.found, [], [], [], []
         if found.is_current:
             with open_client(
                 bootstrap, timeout_s=timeout_s, skipped=seen.silent, began_s=began_s
             ) as client:
-                topics = client.metadata().topics.values()
+                by_name = client.metadata().topics
+                topics = by_name.values()
+                rooms, _ = staging_rooms(client, by_name)
+                staging = staging_warnings(rooms, datetime.now(UTC))
                 few, raises = with_fewer_replicas(found, topics), unfinished_raises(found, topics)
                 unproved = _unproved(client, [one.node_id for one in found.brokers])
     except QuiverlogError as error:
@@ -317,6 +322,7 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
         findings.append(Finding("replicas", WARNING, *fewer_replicas(seen.as_probed, few)))
     if raises:
         findings.append(Finding("replicas", WARNING, *not_raised(found, raises)))
+    findings += [Finding("transactions", WARNING, *one) for one in staging]
     return findings + unproved
 
 

@@ -22,6 +22,7 @@ from quiverlog.cli.console.options import (
     whole_number,
 )
 from quiverlog.cli.console.output import join, print_json, print_table
+from quiverlog.cli.console.staged_rows import staging_rooms
 from quiverlog.cli.formats.new_topic import new_topic_options, schema_from_options, summary_of
 from quiverlog.cli.moves.reassign import change_factor
 from quiverlog.cli.topics.partition import elect_leaders, election_options
@@ -146,13 +147,18 @@ def describe(
     """Show columns, configuration and partitions of topics."""
     with open_client(bootstrap, timeout_s=timeout_s) as client:
         details = [client.describe_topic(name) for name in names]
+        rooms, silent = staging_rooms(client, client.list_topics(internal=True))
+    waits = [one for room in rooms for one in room.waits]
+    if silent:
+        missing = ", ".join(map(str, silent))
+        click.echo(f"Brokers that were not asked for rows that wait: {missing}.", err=True)
     if output_format == "json":
-        print_json([detail_json(detail) for detail in details])
+        print_json([detail_json(detail, waits) for detail in details])
         return
     for position, detail in enumerate(details):
         if position:
             print()
-        print_detail(detail, all_configs=all_configs)
+        print_detail(detail, waits, all_configs=all_configs)
 
 
 @topic.command()

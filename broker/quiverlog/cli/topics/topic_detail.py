@@ -6,14 +6,18 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from quiverlog.cli.console.output import human_bytes, human_count, join, print_fields, print_table
+from quiverlog.cli.console.staged_rows import print_waits
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from quiverlog.client.base.results import TopicDetail
+    from quiverlog.client.transactions.overview import WaitingRows
 
 __all__ = ["detail_json", "print_detail"]
 
 
-def detail_json(detail: TopicDetail) -> dict[str, object]:
+def detail_json(detail: TopicDetail, waits: Sequence[WaitingRows] = ()) -> dict[str, object]:
     from quiverlog.batch.schema_text import format_schema
 
     is_known = all(partition.is_known for partition in detail.partitions)
@@ -35,10 +39,14 @@ def detail_json(detail: TopicDetail) -> dict[str, object]:
             for s in detail.schemas
         ],
         "partitions": [asdict(partition) for partition in detail.partitions],
+        "waiting": [asdict(one) for one in waits if one.topic == detail.name],
     }
 
 
-def print_detail(detail: TopicDetail, *, all_configs: bool) -> None:
+def print_detail(
+    detail: TopicDetail, waits: Sequence[WaitingRows] = (), *, all_configs: bool
+) -> None:
+    """`waits`: committed rows that have not reached this topic, or another one."""
     from quiverlog.batch.schema_text import format_type
 
     shown = {
@@ -70,6 +78,10 @@ def print_detail(detail: TopicDetail, *, all_configs: bool) -> None:
         )
     print("\npartitions")
     _print_partitions(detail)
+    own = [one for one in waits if one.topic == detail.name]
+    if own:
+        print("\ncommitted rows that wait to be published")
+        print_waits(own)
 
 
 def _print_partitions(detail: TopicDetail) -> None:
