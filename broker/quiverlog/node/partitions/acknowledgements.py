@@ -11,14 +11,11 @@ longer.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from quiverlog.core.partition.levels import Positions, safe_offset
 from quiverlog.errors import QuiverlogError
 from quiverlog.types import Durability, Now
-
-if TYPE_CHECKING:
-    from quiverlog.node.partitions.replica import Replica
 
 __all__ = ["BROKER", "Answers", "Append", "AppendEntry"]
 
@@ -37,7 +34,8 @@ class AppendEntry:
 
     __slots__ = ("end_offset", "error", "level", "replica", "result", "waits")
 
-    def __init__(self, replica: Replica, level: int, end_offset: int, result: Any = None) -> None:
+    # `replica`: a Replica, which holds its `Answers` and so is above this file.
+    def __init__(self, replica: Any, level: int, end_offset: int, result: Any = None) -> None:
         self.replica = replica
         self.level = level
         self.end_offset = end_offset

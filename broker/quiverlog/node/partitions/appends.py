@@ -229,7 +229,7 @@ class Appends:
         append.queued = len(append.entries)
         waits = append.waiting > 0
         for entry in entries:
-            replica = entry.replica
+            replica: Replica = entry.replica
             assert not replica.admitted, "all that was admitted is appended or refused"
             self._look(entry, errors)
             if entry.end_offset or replica.answers:
@@ -252,8 +252,8 @@ class Appends:
     @staticmethod
     def _look(entry: AppendEntry, errors: dict[Replica, QuiverlogError]) -> None:
         """Wait for nothing where the rows are safe already, or will not be."""
-        replica, end_offset = entry.replica, entry.end_offset
-        state = replica.state
+        replica: Replica = entry.replica
+        end_offset, state = entry.end_offset, replica.state
         assert state.flushed_offset <= state.log_end_offset
         if end_offset > state.log_end_offset:
             entry.error = errors.get(replica) or StorageFault(f"{replica.name}: not stored.")

@@ -544,7 +544,9 @@ class Hosted:
 
     def admit_barrier(self, barrier: _Barrier, appends: Appends, now: Now) -> None:
         if barrier is self._barrier:
-            replica, level = self.replica, self._level(self.kind.level)
+            # Whatever the rows' own level: the machine goes on with what it finds. Had a power
+            # failure of all brokers taken a publish row afterwards, it would get a second number.
+            replica, level = self.replica, self._level(Durability.REPLICATED_FLUSHED)
             barrier.end_offset = appends.put(barrier, replica, self.leader_epoch, level, [], now)
 
     def barrier_passed(self, barrier: _Barrier, bug: Exception | None, now: Now) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
@@ -15,9 +15,6 @@ from quiverlog.limits import MIB
 from quiverlog.node.partitions.replica import Replica
 from quiverlog.node.transactions.replay import Decoder
 from quiverlog.types import Now
-
-if TYPE_CHECKING:
-    from quiverlog.node.transactions.hosted import Hosted
 
 __all__ = ["Kind", "Machine", "Proposed", "bytes_of", "encode_rows", "read_batch"]
 
@@ -81,10 +78,11 @@ class Kind(Decoder, Protocol):
         row is BEGIN, its rows are the state, and others wait for END; a later snapshot is passed.
         """
 
-    def serving(self, hosted: Hosted, now: Now) -> None:
+    # `hosted`: a Hosted, which holds its Kind and so is above this file.
+    def serving(self, hosted: Any, now: Now) -> None:
         """Begin to serve: all rows are applied and safe. After an exception it does not serve."""
 
-    def stopped(self, hosted: Hosted, error: QuiverlogError, now: Now) -> None:
+    def stopped(self, hosted: Any, error: QuiverlogError, now: Now) -> None:
         """Serve no longer: once after each `serving`, when all proposals have their errors."""
 
 
