@@ -293,10 +293,8 @@ class AsyncClient(AsyncMethods):
                     self._holders[transactional_id] = holder
                 holder.take()
             try:
-                previous = await holder.begin(complete, timeout)
-                return AsyncTransaction(
-                    holder, complete, timeout_s=timeout, wait=wait, previous=previous
-                )
+                await holder.begin(complete, timeout)
+                return AsyncTransaction(holder, complete, timeout_s=timeout, wait=wait)
             except BaseException:
                 holder.release()
                 raise

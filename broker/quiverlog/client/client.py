@@ -293,10 +293,8 @@ class Client(BlockingMethods):
                     self._holders[transactional_id] = holder
                 holder.take()
             try:
-                previous = holder.begin(complete, timeout)
-                return Transaction(
-                    holder, complete, timeout_s=timeout, wait=wait, previous=previous
-                )
+                holder.begin(complete, timeout)
+                return Transaction(holder, complete, timeout_s=timeout, wait=wait)
             except BaseException:
                 holder.release()
                 raise

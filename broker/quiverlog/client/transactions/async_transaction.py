@@ -92,6 +92,8 @@ class AsyncHolder:
         self.last_sequence = NO_SEQUENCE
         # A commit without an answer, and an abort: the next transaction asks what became of it.
         self.unanswered: CommitTransactionRequest | None = None
+        # Kept until a transaction has it.
+        self.previous: Outcome | None = None
         self.unaborted: AbortTransactionRequest | None = None
         self._host = host
         self._timeout_ms = timeout_ms
@@ -120,6 +122,7 @@ class AsyncHolder:
     def give(self, transaction: AsyncTransaction) -> None:
         # A transaction that its program has dropped is not open.
         self._taker = weakref.ref(transaction)
+        self.previous = None
 
     def release(self) -> None:
         self._is_taken, self._taker = False, None
@@ -127,12 +130,13 @@ class AsyncHolder:
     # --- beginning -------------------------------------------------------------------------------
     async def begin(
         self, complete: Callable[[Compression], ProducerOptions], timeout_s: float
-    ) -> Outcome | None:
-        """Become, or stay, the holder. Returns what became of a commit without an answer.
+    ) -> None:
+        """Become, or stay, the holder; find out what became of a commit without an answer.
 
         Raises TransactionFenced: another client holds the id; CommitUnknown.
         """
-        previous = await self._resolve(timeout_s)
+        if self.unanswered is not None:
+            self.previous = await self._resolve(self.unanswered, timeout_s)
         if self.unaborted is not None:
             await self.leave()
             with contextlib.suppress(*_ENDED):
@@ -148,7 +152,6 @@ class AsyncHolder:
         self._learn(opened)
         if self._staging is None:
             await self._open_staging(complete)
-        return previous
 
     def _learn(self, opened: OpenTransactionResponse) -> None:
         self.epoch = self._epoch_min = opened.epoch
@@ -229,16 +232,14 @@ class AsyncHolder:
             self.committed(request.sequence)
         return bool(answer.outcome)
 
-    async def _resolve(self, timeout_s: float) -> Outcome | None:
-        """Find out what became of a commit without an answer; None: there is none."""
-        request = self.unanswered
-        if request is None:
-            return None
+    async def _resolve(self, request: CommitTransactionRequest, timeout_s: float) -> Outcome:
+        """Return what became of a commit without an answer."""
         if not self._has_reopened:
             try:
                 return await self._asked_again(request, timeout_s)
-            except TransactionFenced:
-                # Another client holds the id, which must not be fenced by what is past.
+            except TransactionFenced as error:
+                # Another client holds the id, and is not fenced for the sake of what is past.
+                error.add_note(f"What became of transaction {request.sequence} is not known.")
                 raise
             except QuiverlogError as error:
                 if error.retriable or isinstance(error, CommitUnknown):
@@ -336,9 +337,8 @@ class AsyncTransaction:
         *,
         timeout_s: float,
         wait: Wait,
-        previous: Outcome | None,
     ) -> None:
-        self.previous = previous
+        self.previous = holder.previous
         """What became of the transaction before, whose commit had raised CommitUnknown."""
         self.sequence = holder.last_sequence + 1
         self.result: Committed | None = None
@@ -500,7 +500,9 @@ class AsyncTransaction:
                 await self._holder.leave()
                 raise
             self._holder.unanswered = None
-            await self._abort_after(error)
+            if await self._abort_after(error):  # Served twice: the refusal is not all of it.
+                self._holder.unanswered = request
+                raise CommitUnknown(f"{error.message} But it may have committed.") from error
             raise
         except BaseException:  # Interrupted: the request may have been sent.
             self._end("of unknown outcome")
@@ -577,13 +579,14 @@ class AsyncTransaction:
         finally:
             self._end("aborted")
 
-    async def _abort_after(self, error: BaseException) -> None:
-        """Abort without hiding the error."""
+    async def _abort_after(self, error: BaseException) -> bool:
+        """Abort without hiding the error. Returns True if it had committed."""
         seconds = self._timeout_s if isinstance(error, Exception) else INTERRUPTED_FLUSH_S
         try:
-            await self._holder.end_epoch(self.sequence, seconds)
+            return await self._holder.end_epoch(self.sequence, seconds)
         except QuiverlogError as second:
             error.add_note(f"and its transaction could not be aborted: {second}")
+            return False
         finally:
             self._end("aborted")
 

@@ -90,6 +90,8 @@ class Holder:
         self.last_sequence = NO_SEQUENCE
         # A commit without an answer, and an abort: the next transaction asks what became of it.
         self.unanswered: CommitTransactionRequest | None = None
+        # Kept until a transaction has it.
+        self.previous: Outcome | None = None
         self.unaborted: AbortTransactionRequest | None = None
         self._host = host
         self._timeout_ms = timeout_ms
@@ -118,19 +120,19 @@ class Holder:
     def give(self, transaction: Transaction) -> None:
         # A transaction that its program has dropped is not open.
         self._taker = weakref.ref(transaction)
+        self.previous = None
 
     def release(self) -> None:
         self._is_taken, self._taker = False, None
 
     # --- beginning -------------------------------------------------------------------------------
-    def begin(
-        self, complete: Callable[[Compression], ProducerOptions], timeout_s: float
-    ) -> Outcome | None:
-        """Become, or stay, the holder. Returns what became of a commit without an answer.
+    def begin(self, complete: Callable[[Compression], ProducerOptions], timeout_s: float) -> None:
+        """Become, or stay, the holder; find out what became of a commit without an answer.
 
         Raises TransactionFenced: another client holds the id; CommitUnknown.
         """
-        previous = self._resolve(timeout_s)
+        if self.unanswered is not None:
+            self.previous = self._resolve(self.unanswered, timeout_s)
         if self.unaborted is not None:
             self.leave()
             with contextlib.suppress(*_ENDED):
@@ -146,7 +148,6 @@ class Holder:
         self._learn(opened)
         if self._staging is None:
             self._open_staging(complete)
-        return previous
 
     def _learn(self, opened: OpenTransactionResponse) -> None:
         self.epoch = self._epoch_min = opened.epoch
@@ -227,16 +228,14 @@ class Holder:
             self.committed(request.sequence)
         return bool(answer.outcome)
 
-    def _resolve(self, timeout_s: float) -> Outcome | None:
-        """Find out what became of a commit without an answer; None: there is none."""
-        request = self.unanswered
-        if request is None:
-            return None
+    def _resolve(self, request: CommitTransactionRequest, timeout_s: float) -> Outcome:
+        """Return what became of a commit without an answer."""
         if not self._has_reopened:
             try:
                 return self._asked_again(request, timeout_s)
-            except TransactionFenced:
-                # Another client holds the id, which must not be fenced by what is past.
+            except TransactionFenced as error:
+                # Another client holds the id, and is not fenced for the sake of what is past.
+                error.add_note(f"What became of transaction {request.sequence} is not known.")
                 raise
             except QuiverlogError as error:
                 if error.retriable or isinstance(error, CommitUnknown):
@@ -329,9 +328,8 @@ class Transaction:
         *,
         timeout_s: float,
         wait: Wait,
-        previous: Outcome | None,
     ) -> None:
-        self.previous = previous
+        self.previous = holder.previous
         """What became of the transaction before, whose commit had raised CommitUnknown."""
         self.sequence = holder.last_sequence + 1
         self.result: Committed | None = None
@@ -489,7 +487,9 @@ class Transaction:
                 self._holder.leave()
                 raise
             self._holder.unanswered = None
-            self._abort_after(error)
+            if self._abort_after(error):  # Served twice: the refusal is not all of it.
+                self._holder.unanswered = request
+                raise CommitUnknown(f"{error.message} But it may have committed.") from error
             raise
         except BaseException:  # Interrupted: the request may have been sent.
             self._end("of unknown outcome")
@@ -564,13 +564,14 @@ class Transaction:
         finally:
             self._end("aborted")
 
-    def _abort_after(self, error: BaseException) -> None:
-        """Abort without hiding the error."""
+    def _abort_after(self, error: BaseException) -> bool:
+        """Abort without hiding the error. Returns True if it had committed."""
         seconds = self._timeout_s if isinstance(error, Exception) else INTERRUPTED_FLUSH_S
         try:
-            self._holder.end_epoch(self.sequence, seconds)
+            return self._holder.end_epoch(self.sequence, seconds)
         except QuiverlogError as second:
             error.add_note(f"and its transaction could not be aborted: {second}")
+            return False
         finally:
             self._end("aborted")
 
