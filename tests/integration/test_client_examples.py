@@ -27,6 +27,7 @@ def broker() -> Iterator[BrokerProcess]:
     [
         ("python_quickstart.py", "3 rows; the ends are {"),
         ("asyncio_quickstart.py", "20 rows seen"),
+        ("transactions.py", "3 orders of 3 were counted once"),
     ],
 )
 def test_the_example_runs(broker: BrokerProcess, script: str, last_line: str) -> None:

@@ -108,7 +108,7 @@ def test_a_large_transaction_with_another_level(cluster: LocalCluster, client: A
 
 
 class Program:
-    """Writes each number to both topics, in one transaction, and notes what it was told."""
+    """Writes each number to both topics, in one transaction, and notes what the client reported."""
 
     def __init__(self, kind: str, bootstrap: str, name: str, first: int) -> None:
         self.committed: list[int] = []

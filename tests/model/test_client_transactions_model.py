@@ -1,8 +1,8 @@
 """The holder of a transactional id against a real coordinator, over a network that lies.
 
-Requests are not sent, lost, served twice, served late, answered to nobody; coordinators die with
-what they proposed; other programs open the id in between. At the end all that is still under way
-arrives. Then: what a program was told of each of its transactions is what the log has of it.
+Requests are not sent, lost, served twice or late, their answers lost; coordinators die with what
+they proposed; other programs open the id in between. At the end all that is still under way
+arrives. Then: what the client reported of each transaction is what the log has of it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def topic(name: str, partitions: int) -> TopicInfo:
 
 
 class KnownCluster(Cluster):
-    """Its metadata are known: their questions are tried elsewhere."""
+    """A cluster whose metadata are known: other tests ask for them."""
 
     def topic(self, name: str, **_: Any) -> Operation[TopicInfo]:
         assert name == TRANSACTIONS_TOPIC
@@ -386,7 +386,7 @@ class ModelHolder(Holder):
 
 
 class Program:
-    """`told`: attempt -> what it was told. `unknown`: of the last commit, which had no answer."""
+    """`told`: attempt -> what the client reported. `unknown`: a commit without an answer."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -413,9 +413,9 @@ class Program:
     def begin(self) -> Transaction | None:
         self.holder.take()
         try:
-            self.holder.begin(self.options, TIMEOUT_S)
+            self.holder.begin(self.options, TIMEOUT_S, until_published=False)
         except TransactionFenced:
-            # Ends this life of the program. What it does not know stays so.
+            # This life of the program ends, with what it has not found out.
             self.holder, self.unknown = ModelHolder(self.world, self.cluster), None
             return None
         except QuiverlogError:

@@ -227,6 +227,14 @@ class AsyncMethods:
         return await self.run(describe_producer(self.cluster, producer_id, topics))
 
     # --- transactions ---------------------------------------------------------------------------
+    @checked(transactional_id=TRANSACTIONAL_ID)
+    async def transactional_id(self, transactional_id: str) -> TransactionalId:
+        """Return what the cluster has of a transactional id: its last committed sequence, say.
+
+        It opens nothing: a program that holds the id goes on.
+        """
+        return await self.run(find_transactional_id(self.cluster, transactional_id))
+
     @checked()
     async def list_transactions(self, states: Sequence[str] | None = None) -> TransactionList:
         """Return the transactional ids that the cluster has not forgotten.
@@ -347,15 +355,6 @@ class AsyncMethods:
     async def schemas(self, topic: str) -> SchemaHistory:
         """Return the topic's schema history."""
         return await self.run(topic_questions.schemas(self.cluster, topic))
-
-    # --- transactions ----------------------------------------------------------------------------
-    @checked(transactional_id=TRANSACTIONAL_ID)
-    async def transactional_id(self, transactional_id: str) -> TransactionalId:
-        """Return what the cluster has of a transactional id: its last committed sequence, say.
-
-        It opens nothing: a program that holds the id goes on.
-        """
-        return await self.run(find_transactional_id(self.cluster, transactional_id))
 
     # --- offsets --------------------------------------------------------------------------------
     @checked()

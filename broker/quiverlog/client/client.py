@@ -250,7 +250,8 @@ class Client(BlockingMethods):
         Args:
             transactional_id: 1 to 512 characters; names the program over its restarts. The newest
                 client that uses it fences the others.
-            wait: a commit returns when it is decided, or when all rows can be read, too.
+            wait: "published": a commit returns when all rows can be read, and a transaction begins
+                when those of the one before can; "decided": both do not wait for that.
             timeout: seconds that rows may wait to be staged, and the commit for its answer.
             transaction_timeout: seconds without a sign of life of this client after which the
                 coordinator ends the transaction.
@@ -261,6 +262,7 @@ class Client(BlockingMethods):
             TransactionFenced: another client has opened the id since this one did.
             InvalidArgument: a transaction of this client with the id has not ended.
             CommitUnknown: what became of the last commit cannot be found out yet.
+            TransactionBusy: the last one is decided, and not published within `timeout`.
         """
         from .producer.base import producer_options
         from .transactions.transaction import Holder, Transaction
@@ -293,7 +295,7 @@ class Client(BlockingMethods):
                     self._holders[transactional_id] = holder
                 holder.take()
             try:
-                holder.begin(complete, timeout)
+                holder.begin(complete, timeout, until_published=wait == "published")
                 return Transaction(holder, complete, timeout_s=timeout, wait=wait)
             except BaseException:
                 holder.release()

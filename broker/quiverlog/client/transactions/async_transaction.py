@@ -129,11 +129,15 @@ class AsyncHolder:
 
     # --- beginning -------------------------------------------------------------------------------
     async def begin(
-        self, complete: Callable[[Compression], ProducerOptions], timeout_s: float
+        self,
+        complete: Callable[[Compression], ProducerOptions],
+        timeout_s: float,
+        *,
+        until_published: bool,
     ) -> None:
         """Become, or stay, the holder; find out what became of a commit without an answer.
 
-        Raises TransactionFenced: another client holds the id; CommitUnknown.
+        Raises TransactionFenced: another client holds the id; CommitUnknown; TransactionBusy.
         """
         if self.unanswered is not None:
             self.previous = await self._resolve(self.unanswered, timeout_s)
@@ -143,7 +147,11 @@ class AsyncHolder:
                 await self.abort(self.unaborted, timeout_s)
         opened = await self.run(
             open_transaction(
-                self.cluster, self._request(), epoch_min=self._epoch_min, timeout_s=timeout_s
+                self.cluster,
+                self._request(),
+                epoch_min=self._epoch_min,
+                until_published=until_published,
+                timeout_s=timeout_s,
             )
         )
         is_lost = self._staging is not None and self._staging[0].lost is not None

@@ -135,9 +135,15 @@ def open_transaction(
     request: OpenTransactionRequest,
     *,
     epoch_min: int = 0,
+    until_published: bool = False,
     timeout_s: float | None = None,
 ) -> Operation[OpenTransactionResponse]:
-    """`epoch_min`: what has an older epoch comes from a coordinator that was replaced."""
+    """Open an id.
+
+    Args:
+        epoch_min: an answer with an older epoch comes from a coordinator that was replaced.
+        until_published: wait until readers have the transaction before.
+    """
 
     def attempt() -> Operation[OpenTransactionResponse]:
         try:
@@ -149,6 +155,11 @@ def open_transaction(
         if opened.epoch < epoch_min:
             raise CoordinatorNotReady(
                 f"epoch {opened.epoch} of {request.transactional_id!r} has ended."
+            )
+        if until_published and opened.is_publishing:
+            raise TransactionBusy(
+                f"transaction {opened.last_sequence} of {request.transactional_id!r} has committed,"
+                " and not all of its rows are published yet."
             )
         return opened
 

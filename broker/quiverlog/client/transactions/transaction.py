@@ -126,10 +126,16 @@ class Holder:
         self._is_taken, self._taker = False, None
 
     # --- beginning -------------------------------------------------------------------------------
-    def begin(self, complete: Callable[[Compression], ProducerOptions], timeout_s: float) -> None:
+    def begin(
+        self,
+        complete: Callable[[Compression], ProducerOptions],
+        timeout_s: float,
+        *,
+        until_published: bool,
+    ) -> None:
         """Become, or stay, the holder; find out what became of a commit without an answer.
 
-        Raises TransactionFenced: another client holds the id; CommitUnknown.
+        Raises TransactionFenced: another client holds the id; CommitUnknown; TransactionBusy.
         """
         if self.unanswered is not None:
             self.previous = self._resolve(self.unanswered, timeout_s)
@@ -139,7 +145,11 @@ class Holder:
                 self.abort(self.unaborted, timeout_s)
         opened = self.run(
             open_transaction(
-                self.cluster, self._request(), epoch_min=self._epoch_min, timeout_s=timeout_s
+                self.cluster,
+                self._request(),
+                epoch_min=self._epoch_min,
+                until_published=until_published,
+                timeout_s=timeout_s,
             )
         )
         is_lost = self._staging is not None and self._staging[0].lost is not None

@@ -472,6 +472,20 @@ def test_an_outcome_that_another_client_hides_is_unknown(
     assert stored(broker, "a") == [2, 3]
 
 
+def test_a_fenced_client_does_not_fence_to_find_out(client: Any, broker: ScriptedBroker) -> None:
+    tx = connect_tx(client, timeout=1.0)
+    broker.always(CommitTransactionRequest, "drop")
+    with pytest.raises(quiverlog.CommitUnknown):
+        tx.commit()
+    broker.heal()
+    with quiverlog.connect(broker.bootstrap) as second, second.transaction("app") as other:
+        with pytest.raises(quiverlog.TransactionFenced) as caught:
+            connect_tx(client)
+        other.send("a", {"id": 1})
+    assert caught.value.__notes__ == ["What became of transaction 0 is not known."]
+    assert stored(broker, "a") == [1]
+
+
 def test_a_commit_that_is_published_late_is_committed(client: Any, broker: ScriptedBroker) -> None:
     def unpublished(request: Any, response: Any, body: bytes) -> tuple[Any, bytes]:
         response.is_published = False
@@ -511,6 +525,24 @@ def test_a_commit_that_is_interrupted_keeps_its_unknown_outcome(broker: Scripted
             assert tx.previous == "committed"
             assert tx.sequence == 1
     assert stored(broker, "a") == [1]
+
+
+def test_a_transaction_begins_when_the_one_before_can_be_read(
+    client: Any, broker: ScriptedBroker
+) -> None:
+    def publishing(request: Any, response: Any, body: bytes) -> tuple[Any, bytes]:
+        response.is_publishing = True
+        return response, body
+
+    broker.fault(OpenTransactionRequest, *[Answer(publishing)] * 2)
+    connect_tx(client).abort()
+    assert len(broker.seen(OpenTransactionRequest)) == 3
+    broker.fault(OpenTransactionRequest, Answer(publishing))
+    connect_tx(client, wait="decided").abort()
+    assert len(broker.seen(OpenTransactionRequest)) == 4
+    broker.always(OpenTransactionRequest, Answer(publishing))
+    with pytest.raises(quiverlog.TransactionBusy, match="not all of its rows are published"):
+        connect_tx(client, timeout=0.5)
 
 
 def test_an_older_sequence_of_an_old_coordinator_is_not_taken(
