@@ -783,6 +783,8 @@ class Log:
         if offset > self.log_start_offset:
             self.reader.start_at(offset)
             self._changed = True
+        # A start that is not written is older again after a crash: the list covers its rows, too.
+        self.epochs.trim(self._start_saved)
 
     def _detach_given_up(self, snapshot: SnapshotFile | None) -> RemoveFilesJob | None:
         paths: list[str] = []

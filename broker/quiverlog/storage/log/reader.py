@@ -98,7 +98,6 @@ class LogReader:
         assert self.log_start_offset <= offset <= self.log_end_offset
         self.log_start_offset = offset
         self._oldest_us = None
-        self.epochs.trim(offset)
 
     def cut_at(self, offset: int) -> None:
         assert self.log_start_offset <= offset <= self.log_end_offset

@@ -247,3 +247,22 @@ def test_the_oldest_time_is_found_behind_an_unreadable_segment() -> None:
         log.reader._oldest_us = None
         assert log.reader.oldest_us() == START_US + second.base_offset * 1000
     assert len(log.recovery.damages) == 1
+
+
+def test_a_start_that_was_not_written_leaves_the_epochs_of_its_rows() -> None:
+    """Each kill of a broker set the list aside, with a warning, and the file was kept."""
+    disk = SimDisk()
+    log = open_log(disk)
+    log.append([make_batch(2, START_US, 1, 7)], 0, at(0))
+    log.append([make_batch(2, START_US, 1, 7)], 3, at(0))
+    flush(log)
+    assert log.begin_trim(3, promised=False) is None
+    assert log.log_start_offset == 3
+    log.append([make_batch(2, START_US, 1, 7)], 4, at(0))
+    flush(log)
+    disk.kill()
+    log = open_log(disk)
+    assert (log.log_start_offset, log.recovery.notes) == (0, [])
+    assert log.epochs.entries() == [(0, 0), (3, 2), (4, 4)]
+    trim(log, 3)
+    assert log.epochs.entries() == [(3, 2), (4, 4)]
