@@ -27,7 +27,10 @@ from quiverlog.errors import (
     UnknownTopicId,
     UnknownTransactionalId,
 )
-from quiverlog.limits import TRANSACTION_ATTEMPTS_MAX, TRANSACTIONAL_ID_EXPIRY_MS_DEFAULT
+from quiverlog.limits import (
+    TRANSACTION_ATTEMPTS_MAX,
+    TRANSACTIONAL_ID_EXPIRY_MS_DEFAULT,
+)
 from quiverlog.node.apis import transactions as handlers
 from quiverlog.node.cluster_gauges import TransactionGauges, transaction_gauges
 from quiverlog.node.runtime.events import Shutdown, Tick
