@@ -1,4 +1,4 @@
-"""`quiverlog dump-log`: the batches of a segment file.
+"""`quiverlog dump-log`: the batches of a segment file, and the rows of the cluster's own topics.
 
 Damage and torn tails are distinguished as in a recovery. Files are opened read-only; a broker may
 write to them meanwhile.
@@ -10,8 +10,9 @@ import contextlib
 import mmap
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
@@ -25,7 +26,8 @@ from quiverlog.batch.header import (
 from quiverlog.cli.console.failures import ExitCode
 from quiverlog.cli.console.options import debug_option, format_option
 from quiverlog.cli.console.output import counted, human_bytes, print_json, print_table
-from quiverlog.errors import CorruptLog, UnsupportedFormat
+from quiverlog.cli.console.terminal import printable
+from quiverlog.errors import CorruptBatch, CorruptLog, UnsupportedFormat
 from quiverlog.storage.segment.index import Boundaries, SparseIndex
 from quiverlog.storage.segment.scan import Damage, Found, Torn, batch_at, scan
 from quiverlog.storage.segment.segment_files import (
@@ -34,9 +36,12 @@ from quiverlog.storage.segment.segment_files import (
     index_path,
     peek_base_offset,
 )
-from quiverlog.types import Compression
+from quiverlog.types import STAGED_TOPIC, TRANSACTIONS_TOPIC, Compression
 
 __all__ = ["DumpedBatch", "dump_log", "walk"]
+
+_SHOWN_MAX: Final = 10
+"""Of a longer list the table has the length alone; JSON has all of it."""
 
 _CODECS = {codec.value: codec.label for codec in Compression}
 
@@ -130,7 +135,8 @@ def _codec(flags: int) -> str:
 def dump_log(files: tuple[Path, ...], problems: bool, output_format: str) -> int:
     """Show the batches of segment files (data/<topic>-<partition>/<offset>.log).
 
-    Reads, never writes. Exit code 4 if bytes are damaged or the end is torn; a running broker's
+    Of the cluster's own topics, `__transactions` and `__staged`, also their rows. Reads, never
+    writes. Exit code 4 if bytes are damaged or the end is torn; a running broker's
     newest file may look torn for a moment.
     """
     dumps = [_dump(path) for path in files]
@@ -144,9 +150,12 @@ def dump_log(files: tuple[Path, ...], problems: bool, output_format: str) -> int
 
 @dataclass(frozen=True, slots=True)
 class _Dump:
+    """`records`: rows of a file of an internal topic, by the batch's position."""
+
     path: Path
     batches: list[DumpedBatch]
     problems: list[str]
+    records: dict[int, list[dict[str, object]]] = field(default_factory=dict)
 
     def shown(self, *, only_problems: bool) -> list[DumpedBatch]:
         return [b for b in self.batches if not (only_problems and b.crc_ok)]
@@ -154,6 +163,7 @@ class _Dump:
 
 def _dump(path: Path) -> _Dump:
     dump = _Dump(path, [], [])
+    topic = path.resolve().parent.name.rpartition("-")[0]
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             dump.problems.append("the file is empty")
@@ -166,9 +176,84 @@ def _dump(path: Path) -> _Dump:
                         dump.problems.append(found)
                     else:
                         dump.batches.append(found)
+                        if topic in (TRANSACTIONS_TOPIC, STAGED_TOPIC) and found.crc_ok:
+                            _add_rows(dump, topic, view, found)
             finally:
                 view.release()
     return dump
+
+
+def _add_rows(dump: _Dump, topic: str, view: memoryview, found: DumpedBatch) -> None:
+    from quiverlog.batch.codec import read_rows
+    from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS
+
+    header = batch_at(view, found.position, found.base_offset)
+    assert header is not None, "its checksum was right"
+    schema = INTERNAL_TOPICS[topic].schema
+    readable = _decision if topic == TRANSACTIONS_TOPIC else _staged_row
+    rows = dump.records[found.position] = []
+    try:
+        # A copy: the mapping is closed while Arrow may still hold its buffers.
+        batch = memoryview(bytes(view[found.position : found.position + found.size_bytes]))
+        for offset, row in enumerate(
+            read_rows(batch, header, schema, schema).to_pylist(), found.base_offset
+        ):
+            rows.append({"offset": offset, **readable(row)})
+    except (CorruptBatch, CorruptLog, UnsupportedFormat) as error:
+        offset = found.base_offset + len(rows)
+        dump.problems.append(f"position {found.position}: row {offset}: {error.message}")
+
+
+def _decision(row: dict[str, Any]) -> dict[str, object]:
+    from quiverlog.core.transactions.records import decode_row
+
+    tid, change = decode_row(row["kind"], row["transactional_id"], row["value"])
+    values = {name: _plain(getattr(change, name)) for name in change.__struct_fields__}
+    return {"kind": type(change).__name__, "transactional_id": tid, **values}
+
+
+def _staged_row(row: dict[str, Any]) -> dict[str, object]:
+    from quiverlog.core.transactions import staged_rows
+
+    kind, batch = row.pop("kind"), row.pop("batch")
+    if kind == staged_rows.KIND_BATCH:
+        return {"kind": "Staged", **_plain(row), "byte_count": len(batch)}
+    key = {name: row[name] for name in ("transactional_id", "epoch", "sequence")}
+    found = staged_rows.decode_row(
+        kind, row["transactional_id"], row["epoch"], row["sequence"], batch
+    )
+    if isinstance(found, staged_rows.DoneRow):
+        ends = [_plain(one._asdict()) for one in found.ends]
+        return {"kind": "Done", **key, "durability": found.durability, "ends": ends}
+    targets = [
+        {
+            "topic_id": one.topic_id.hex(),
+            "partition": one.partition,
+            "batches": len(one.offsets),
+            "rows": one.row_count,
+        }
+        for one in found.targets
+    ]
+    return {
+        "kind": "Publish",
+        **key,
+        "producer_id": found.producer_id,
+        "durability": found.durability,
+        "targets": targets,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value for JSON: bytes as hex."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if fields := getattr(value, "__struct_fields__", None):
+        return {name: _plain(getattr(value, name)) for name in fields}
+    return value
 
 
 def _index_of(path: Path, base_offset: int | None) -> SparseIndex | None:
@@ -185,7 +270,11 @@ def _index_of(path: Path, base_offset: int | None) -> SparseIndex | None:
 def _as_json(dump: _Dump, *, only_problems: bool) -> dict[str, object]:
     return {
         "file": str(dump.path),
-        "batches": [asdict(b) for b in dump.shown(only_problems=only_problems)],
+        "batches": [
+            asdict(b)
+            | ({"records": dump.records[b.position]} if b.position in dump.records else {})
+            for b in dump.shown(only_problems=only_problems)
+        ],
         "rows": sum(b.row_count for b in dump.batches if b.crc_ok),
         "problems": dump.problems,
     }
@@ -201,12 +290,30 @@ def _print(dump: _Dump, *, only_problems: bool) -> None:
             [_row(batch) for batch in shown],
             right=numbers,
         )
+    for batch in shown:
+        for row in dump.records.get(batch.position, ()):
+            print(_line(row))
     good = [batch for batch in dump.batches if batch.crc_ok]
     stored = human_bytes(sum(b.size_bytes for b in good))
     rows = counted(sum(b.row_count for b in good), "row", "rows")
     print(f"{counted(len(good), 'batch', 'batches')}, {rows}, {stored}")
     for problem in dump.problems:
         print(f"PROBLEM  {problem}")
+
+
+def _line(row: dict[str, object]) -> str:
+    values = (f"{name}={_short(value)}" for name, value in list(row.items())[2:])
+    return printable(f"{row['offset']:>8}  {row['kind']}  {' '.join(values)}")
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list) and len(value) > _SHOWN_MAX:
+        return f"{len(value):,} of them"
+    if isinstance(value, list):
+        return "[" + ", ".join(_short(one) for one in value) + "]"
+    if isinstance(value, dict):
+        return "(" + " ".join(f"{name}={_short(one)}" for name, one in value.items()) + ")"
+    return str(value)
 
 
 def _row(b: DumpedBatch) -> tuple[object, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from array import array
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,22 @@ from quiverlog.batch.codec import encode_batch
 from quiverlog.batch.header import stamp
 from quiverlog.cli import main
 from quiverlog.cli.tools.dump_log import DumpedBatch, walk
+from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS, STAGED, TRANSACTIONS
+from quiverlog.core.transactions.records import (
+    Committed,
+    Forgotten,
+    Opened,
+    Part,
+    Record,
+    encode_row,
+)
+from quiverlog.core.transactions.staged_rows import (
+    DoneRow,
+    End,
+    PublishRow,
+    PublishTarget,
+    encode_value,
+)
 from quiverlog.storage.disk.posix import PosixDisk
 from quiverlog.storage.segment.segment import Segment
 from quiverlog.types import Compression
@@ -136,3 +153,103 @@ def test_any_bytes_can_be_walked(content):
             assert found.position >= end
             end = found.position + found.size_bytes
     assert end <= len(content)
+
+
+# --- internal topics ------------------------------------------------------------------------------
+def internal_file(tmp_path: Path, topic: str, *rows: tuple[object, ...]) -> tuple[Path, bytes]:
+    """The path of a segment of the topic, and its bytes: a batch for each row."""
+    schema = INTERNAL_TOPICS[topic].schema
+    content, offset = header(0), 0
+    for row in rows:
+        columns = [pa.array([value], kind) for value, kind in zip(row, schema.types, strict=True)]
+        rows_of_batch = pa.record_batch(columns, schema=schema)
+        batch = encode_batch(rows_of_batch, schema_id=1, timestamp_us=0)
+        stamp(batch, 0, offset, 1)
+        content, offset = content + bytes(batch), offset + 1
+    directory = tmp_path / f"{topic}-3"
+    directory.mkdir()
+    return directory / f"{0:020}.log", content
+
+
+def test_decisions_are_readable(tmp_path: Path, capsys):
+    part = Part(1, 4, 9, 5, (0,))
+    committed = Committed(3, 7, b"\1\2", (bytes(16),), (part,), -1, 99, 5)
+    opened = Opened(3, b"one", "c", 1_000, False, 98)
+    rows = [encode_row(Record("app", one)) for one in (opened, committed, Forgotten())]
+    path, content = internal_file(tmp_path, TRANSACTIONS, *rows)
+    code, result = dump(capsys, path, content)
+    assert (code, result["problems"]) == (0, [])
+    one, two, three = (record for batch in result["batches"] for record in batch["records"])
+    assert (one["offset"], one["kind"], one["transactional_id"]) == (0, "Opened", "app")
+    assert (one["epoch"], one["instance"], one["client_id"]) == (3, b"one".hex(), "c")
+    assert (two["kind"], two["sequence"], two["digest"]) == ("Committed", 7, "0102")
+    assert two["attempts"] == ["00" * 16]
+    assert two["parts"][0]["first_offset"] == 4
+    assert three == {"offset": 2, "kind": "Forgotten", "transactional_id": "app"}
+    assert main(["dump-log", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "1  Committed  transactional_id=app epoch=3 sequence=7 digest=0102" in out
+
+
+def test_staged_rows_are_readable(tmp_path: Path, capsys):
+    topic_id, attempt = b"t" * 16, b"a" * 16
+    target = PublishTarget(topic_id, 4, array("q", [0, 1]), array("i", [2, 3]))
+    publish = PublishRow("app", 3, 7, 2**62, 2, (target,))
+    done = DoneRow("app", 3, 7, (End(topic_id, 4, 15, 5),), 2)
+    rows = [
+        (0, "app", 3, 7, attempt, topic_id, 4, 2, b"a batch"),
+        (1, "app", 3, 7, b"", b"", -1, 0, encode_value(publish)),
+        (2, "app", 3, 7, b"", b"", -1, 0, encode_value(done)),
+    ]
+    path, content = internal_file(tmp_path, STAGED, *rows)
+    code, result = dump(capsys, path, content)
+    assert (code, result["problems"]) == (0, [])
+    one, two, three = (record for batch in result["batches"] for record in batch["records"])
+    key = {"transactional_id": "app", "epoch": 3, "sequence": 7}
+    assert one == {
+        "offset": 0, "kind": "Staged", **key, "attempt": attempt.hex(),
+        "topic_id": topic_id.hex(), "partition": 4, "row_count": 2, "byte_count": 7,
+    }  # fmt: skip
+    assert two == {
+        "offset": 1, "kind": "Publish", **key, "producer_id": 2**62, "durability": 2,
+        "targets": [{"topic_id": topic_id.hex(), "partition": 4, "batches": 2, "rows": 5}],
+    }  # fmt: skip
+    assert (three["offset"], three["kind"], three["durability"]) == (2, "Done", 2)
+    assert three["ends"] == [
+        {"topic_id": topic_id.hex(), "partition": 4, "end_offset": 15, "row_count": 5}
+    ]
+    # Elsewhere the same bytes are rows of a user.
+    _, result = dump(capsys, tmp_path / "s.log", content)
+    assert "records" not in result["batches"][0]
+
+
+@pytest.mark.parametrize(
+    ("topic", "row"),
+    [
+        (TRANSACTIONS, (2, "app", b"\xc1")),
+        (TRANSACTIONS, (99, "app", b"\x91\x01")),
+        (STAGED, (1, "app", 3, 7, b"", b"", -1, 0, b"\xc1")),
+        (STAGED, (9, "app", 3, 7, b"", b"", -1, 0, b"\x91\x01")),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_a_problem(tmp_path: Path, capsys, topic, row):
+    path, content = internal_file(tmp_path, topic, row)
+    code, result = dump(capsys, path, content)
+    assert code == 4
+    (problem,) = result["problems"]
+    assert problem.startswith(f"position {SEGMENT_HEADER}: row 0: ")
+    assert result["batches"][0]["records"] == []
+
+
+def test_a_long_list_is_counted_in_the_table(tmp_path: Path, capsys):
+    attempts = tuple(n.to_bytes(16, "big") for n in range(11))
+    rows = [
+        encode_row(Record("app", Committed(3, n, b"", attempts[: 10 + n], (), -1, 99, 5)))
+        for n in (0, 1)
+    ]
+    path, content = internal_file(tmp_path, TRANSACTIONS, *rows)
+    path.write_bytes(content)
+    assert main(["dump-log", str(path)]) == 0
+    ten, eleven = (x for x in capsys.readouterr().out.splitlines() if "Committed" in x)
+    assert f"{9:032x}]" in ten
+    assert "attempts=11 of them" in eleven
