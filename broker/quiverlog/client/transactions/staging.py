@@ -72,6 +72,7 @@ def staging_options(options: ProducerOptions) -> ProducerOptions:
     return replace(
         options,
         batch_rows=_STAGED_ROWS_MAX,
+        linger_us=1,  # Until the next poll: batches that are closed together share one.
         compression=Compression.NONE,
         durability=Durability.TOPIC_DEFAULT,
     )
@@ -373,7 +374,6 @@ class StagingCore(ProducerCore):
         self._now = now
         for target in self._targets.values():
             target.rows.close_lingered(now)
-        # Batches that are closed together share a staged batch.
         self._accumulator.close_all(now)
         self._check_size()
         work = super().poll(now)
