@@ -199,9 +199,9 @@ def _add_rows(dump: _Dump, topic: str, view: memoryview, found: DumpedBatch) -> 
             read_rows(batch, header, schema, schema).to_pylist(), found.base_offset
         ):
             rows.append({"offset": offset, **readable(row)})
-    except (CorruptBatch, CorruptLog, UnsupportedFormat) as error:
+    except (CorruptBatch, CorruptLog, UnsupportedFormat, UnicodeDecodeError) as error:
         offset = found.base_offset + len(rows)
-        dump.problems.append(f"position {found.position}: row {offset}: {error.message}")
+        dump.problems.append(f"position {found.position}: row {offset}: {error}")
 
 
 def _decision(row: dict[str, Any]) -> dict[str, object]:

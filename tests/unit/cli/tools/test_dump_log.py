@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quiverlog.batch.codec import encode_batch
-from quiverlog.batch.header import stamp
+from quiverlog.batch.header import BatchHeader, stamp, stamp_times
 from quiverlog.cli import main
 from quiverlog.cli.tools.dump_log import DumpedBatch, walk
 from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS, STAGED, TRANSACTIONS
@@ -253,3 +253,16 @@ def test_a_long_list_is_counted_in_the_table(tmp_path: Path, capsys):
     ten, eleven = (x for x in capsys.readouterr().out.splitlines() if "Committed" in x)
     assert f"{9:032x}]" in ten
     assert "attempts=11 of them" in eleven
+
+
+def test_text_that_is_none_is_a_problem(tmp_path: Path, capsys):
+    row = encode_row(Record("an id", Forgotten()))
+    path, content = internal_file(tmp_path, TRANSACTIONS, row)
+    batch = bytearray(content[SEGMENT_HEADER:])
+    at = batch.index(b"an id")
+    batch[at : at + 5] = b"\xff" * 5
+    # With the checksum of these bytes.
+    stamp_times(memoryview(batch), BatchHeader.unpack(batch), 0)
+    code, result = dump(capsys, path, content[:SEGMENT_HEADER] + bytes(batch))
+    assert code == 4
+    assert "row 0" in result["problems"][0]
