@@ -1,7 +1,8 @@
 """A live cluster of an earlier commit is upgraded, one broker after the other, under load.
 
 The brokers begin with the code of `OLD_COMMIT`, the last commit of the feature level below the
-newest one, and end with that of the working tree. Rows are written and read all the time.
+newest one, and end with that of the working tree. Rows are written and read all the time; what the
+new level brings works once it is finalised, and a client of the old code reads on.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import tarfile
 from contextlib import ExitStack
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import quiverlog
-from quiverlog.errors import QuiverlogError
+from quiverlog.errors import FeatureNotFinalised, QuiverlogError
 from quiverlog.limits import FEATURE_LEVEL_MAX
 from tests.support.broker import BrokerProcess
 from tests.support.cluster_load import ClusterLoad
@@ -29,6 +31,23 @@ OLD_COMMIT = "de004d89d1640377feac2b95097e2dddbeb65e35"
 """A change that adds a feature level puts the commit before it here."""
 ROOT = Path(__file__).resolve().parents[2]
 BROKERS = (1, 2, 3)
+SCHEMA = pa.schema([("id", pa.int64())])
+TRANSACTIONS = 6
+OLD_READER = """
+import json, sys
+import quiverlog
+rows = {}
+with quiverlog.connect(sys.argv[1]) as client:
+    with client.consumer("u", start="earliest", follow=True) as consumer:
+        print("reading", flush=True)
+        while sum(map(len, rows.values())) < int(sys.argv[2]):
+            batch = consumer.poll(1.0)
+            if batch is not None:
+                of_partition = rows.setdefault(batch.partition, [])
+                assert batch.base_offset == len(of_partition), "offsets are dense"
+                of_partition += batch.data.column("id").to_pylist()
+print(json.dumps([rows[partition] for partition in sorted(rows)]))
+"""
 
 
 def archive(commit: str) -> subprocess.CompletedProcess[bytes]:
@@ -108,20 +127,60 @@ class Cluster:
         broker.start()
 
 
+class Transactional:
+    """Transactions over both partitions of a topic, and a reader of the old code."""
+
+    def __init__(self, stack: ExitStack, bootstrap: str, old_code: Path) -> None:
+        self._bootstrap = bootstrap
+        with quiverlog.connect(bootstrap) as client:
+            client.create_topic("u", SCHEMA, partitions=2, replication_factor=3)
+        command = [sys.executable, "-c", OLD_READER, bootstrap, str(4 * TRANSACTIONS)]
+        self._reader = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(old_code)}
+        )
+        stack.callback(self._reader.wait)
+        stack.callback(self._reader.kill)
+        assert self._reader.stdout is not None
+        assert self._reader.stdout.readline() == "reading\n"
+
+    def one(self, number: int) -> None:
+        with (
+            quiverlog.connect(self._bootstrap) as client,
+            client.transaction("upgraded") as transaction,
+        ):
+            for partition in range(2):
+                rows = [{"id": 2 * number}, {"id": 2 * number + 1}]
+                transaction.send("u", rows, partition=partition)
+
+    def refused(self) -> None:
+        with pytest.raises(FeatureNotFinalised):
+            self.one(-1)
+
+    def run(self) -> None:
+        for number in range(TRANSACTIONS):
+            self.one(number)
+        found, _ = self._reader.communicate(timeout=60)
+        assert self._reader.returncode == 0
+        assert json.loads(found) == [[*range(2 * TRANSACTIONS)]] * 2
+
+
 def test_a_live_cluster_of_an_earlier_commit_is_upgraded(old_code: Path) -> None:
     with ExitStack() as stack:
         cluster = Cluster(stack, old_code)
+        transactional = Transactional(stack, cluster.bootstrap, old_code)
         with ClusterLoad(cluster.bootstrap, "t", partitions=6, replication_factor=3) as load:
             for node_id in BROKERS:
                 written, read = load.rows, load.rows_read
                 cluster.upgrade(node_id)
                 until(lambda: load.rows > written and load.rows_read > read, "rows go on")  # noqa: B023
             cluster.wait_for_restart(BROKERS[0])
+            transactional.refused()
             with quiverlog.connect(cluster.bootstrap) as client:
                 level = client.describe_features().level_max
                 assert level == FEATURE_LEVEL_MAX
                 assert client.finalize_features(level).level == level
             written, read = load.rows, load.rows_read
+            transactional.run()
             until(lambda: load.rows > written and load.rows_read > read, "rows go on")
         assert load.done().wrong() == []
         for node_id, broker in cluster.brokers.items():
