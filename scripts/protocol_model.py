@@ -653,6 +653,7 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.NotEnoughReplicasAfterAppend,
         e.RequestTimedOut,
         e.OutcomeUnknown,
+        e.InternalTopic,
     ),
     Api.COUNT_STAGED: _STAGED,
     Api.PUBLISH: (

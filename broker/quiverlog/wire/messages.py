@@ -362,7 +362,7 @@ class ListOffsetsResponse(Response, array_like=True, gc=False):
 
 # --- INIT_PRODUCER_ID ----------------------------------------------------------------------------
 class InitProducerIdRequest(Request, array_like=True, gc=False):
-    """`transactional_id` is refused until transactions exist."""
+    """`transactional_id` is refused: ordinary producers stage the rows of transactions."""
 
     API: ClassVar[Api] = Api.INIT_PRODUCER_ID
     transactional_id: str = ""

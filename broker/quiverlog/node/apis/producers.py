@@ -37,7 +37,7 @@ def handle_init_producer_id(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, m.InitProducerIdRequest)
     if request.transactional_id:
-        raise InvalidRequest("this broker has no transactions: leave transactional_id empty.")
+        raise InvalidRequest("leave transactional_id empty: ordinary producers stage rows.")
     check_is_controller(broker, call.connection_id)
     ids = broker.producer_ids
     producer_id, epoch = request.producer_id, request.producer_epoch

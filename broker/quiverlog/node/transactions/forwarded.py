@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from quiverlog.batch.codec import check_crc, split_batches
 from quiverlog.batch.header import BatchHeader
+from quiverlog.core.controller.internal_topics import refuse_internal
 from quiverlog.errors import (
     CorruptBatch,
     InvalidRequest,
@@ -130,6 +131,8 @@ class Targets:
         self._admission.check_writable()
         self._admission.check_room()
         replica = self._lookup.leading(entry.topic_id, entry.partition)
+        # Their rows decide what is published: a batch of others would stop a coordinator for good.
+        refuse_internal(replica.topic.name, "no transaction writes it")
         replica.state.check_leader_epoch(entry.leader_epoch)
         replica.check_fault()
         return replica

@@ -26,8 +26,10 @@ from quiverlog.node.apis.topics import make_internal_topics
 from quiverlog.node.broker import Broker
 from quiverlog.node.controller import elections
 from quiverlog.node.runtime.tasks import Call, Steps
+from quiverlog.types import Durability, PublishId
 from quiverlog.wire import messages as m
 from quiverlog.wire.reassignment_messages import PartitionTarget, ReassignPartitionsRequest
+from quiverlog.wire.transaction_messages import ForwardPartition, ForwardRequest
 from tests.support.members import Member, Members
 from tests.support.node import SCHEMA, NodeDriver, batch_of
 from tests.unit.node.test_joining import lines
@@ -104,6 +106,25 @@ def test_they_are_there_after_a_restart(node: NodeDriver) -> None:
     node.restart()
     assert {name: topic_of(node, name).topic_id for name in NAMES} == before
     assert all(topic_of(node, name).is_internal for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_that_another_broker_forwards_never_enter_one(tmp_path: Path, name: str) -> None:
+    """Such rows ended the service of a coordinator: none of its rows could be read any more."""
+    node = NodeDriver(tmp_path, cluster_id="c")
+    made(node)
+    topic = topic_of(node, name).topic_id
+    number = PublishId(5, 2, 1).pack()
+    batch = bytes(batch_of(range(2), producer=(number, 77, 0)))
+    leader_epoch = node.node.broker.replicas[topic, 0].state.leader_epoch
+    end = node.broker_end(topic)
+    entry = ForwardPartition(topic, 0, leader_epoch, Durability.FLUSHED, number, 0, len(batch))
+    asked = node.request(ForwardRequest(broker_id=2, partitions=[entry]), batch)
+    assert node.broker_end(topic) == end
+    answer = node.answer(asked)
+    assert answer is not None
+    assert not answer[0].error_code, answer[0].error_message
+    assert answer[0].partitions[0].error_code == InternalTopic.code
 
 
 def test_as_many_staged_partitions_as_configured(tmp_path: Path) -> None:
