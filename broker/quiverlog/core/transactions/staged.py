@@ -18,12 +18,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from quiverlog.core.transactions.staged_rows import (
+    SHARE,
     DoneRow,
     PublishRow,
     PublishTarget,
     StagedRow,
+    above_share,
 )
-from quiverlog.errors import StagingFull, TransactionTooLarge
+from quiverlog.errors import StagingFull
 from quiverlog.limits import MIB
 
 __all__ = [
@@ -43,7 +45,6 @@ __all__ = [
     "Published",
     "Staged",
     "StagedOf",
-    "check_bytes",
 ]
 
 STAGED_ATTEMPTS_MAX: Final = 100_000
@@ -56,8 +57,6 @@ ASK_AFTER_US: Final = 60_000_000
 """The coordinator is asked about an attempt that was silent for this, and again after it."""
 NEARLY_FULL_PERCENT: Final = 80
 """Of a bound: above, undecided rows at the front go."""
-_SHARE: Final = 2
-"""A transactional id has at most this part of each bound, whatever else is staged."""
 _TARGET_ROWS_MAX: Final = 2**31 - 1
 
 _KEY: Final = struct.Struct(">iqq")
@@ -301,7 +300,9 @@ class Staged:
         """Raise StagingFull or TransactionTooLarge where the rows of one append are too many."""
         batches: dict[str, int] = {}
         attempts: dict[str, set[tuple[int, int, bytes]]] = {}
+        newest: dict[str, StagedRow] = {}
         for row in rows:
+            newest[row.transactional_id] = row
             batches[row.transactional_id] = batches.get(row.transactional_id, 0) + 1
             if self._attempt_slot(row) == 0:
                 new = attempts.setdefault(row.transactional_id, set())
@@ -316,11 +317,12 @@ class Staged:
                 (STAGED_BATCHES_MAX, "batches", self._holders.batch_count[holder], batch_count),
                 (STAGED_ATTEMPTS_MAX, "attempts", self._holders.attempt_count[holder], new_count),
             ):
-                if added and held + added > bound // _SHARE:
-                    raise TransactionTooLarge(
+                if added and held + added > bound // SHARE:
+                    raise above_share(
                         f"{transactional_id[:64]!r} would have {held + added} {unit} staged in one"
-                        f" partition of `__staged`, the most for one id are {bound // _SHARE}:"
-                        " write with `deliveryMode=at_least_once`."
+                        f" partition of `__staged`, the most for one id are {bound // SHARE}",
+                        "write with `deliveryMode=at_least_once`.",
+                        added <= bound // SHARE and self.has_others(newest[transactional_id]),
                     )
         for bound, what, held, added in (
             (STAGED_BATCHES_MAX, "batches", self._batches.count, sum(batches.values())),
@@ -707,6 +709,16 @@ class Staged:
         holder = self._holder_slots.get(transactional_id.encode())
         return self._holders.byte_count[holder] if holder else 0
 
+    def has_others(self, row: StagedRow) -> bool:
+        """Rows of another transaction of its id are here: they go, and leave room."""
+        holder = self._holder_slots.get(row.transactional_id.encode())
+        if holder is None:
+            return False
+        first = self._holders.transaction[holder]
+        if self._transactions.others_after[first] != first:
+            return True
+        return first != self._transaction_slot(key_of(row))
+
     def ids(self) -> list[str]:
         return [name.decode() for name in self._holder_slots]
 
@@ -765,25 +777,3 @@ class Staged:
 
 def key_of(row: StagedRow | PublishRow | DoneRow) -> Key:
     return Key(row.transactional_id, row.epoch, row.sequence)
-
-
-def check_bytes(
-    transactional_id: str, added: int, held_by_id: int, added_in_all: int, held: int, bytes_max: int
-) -> None:
-    """Raise TransactionTooLarge or StagingFull where rows exceed what a broker stages.
-
-    Args:
-        held: by all partitions of `__staged` that the broker leads; `held_by_id`: by this id.
-    """
-    share = bytes_max // _SHARE
-    if held_by_id + added > share:
-        raise TransactionTooLarge(
-            f"{transactional_id[:64]!r} would have {held_by_id + added} bytes staged at a broker,"
-            f" the most for one id are {share}, half of `staged.bytes.max`. Raise it there, or"
-            " write with `deliveryMode=at_least_once`."
-        )
-    if held + added_in_all > bytes_max:
-        raise StagingFull(
-            f"the broker would have {held + added_in_all} bytes staged, `staged.bytes.max` is"
-            f" {bytes_max}."
-        )

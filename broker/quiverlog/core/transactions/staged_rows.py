@@ -18,17 +18,26 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from quiverlog.errors import CorruptLog, UnsupportedFormat
+from quiverlog.errors import (
+    CorruptLog,
+    QuiverlogError,
+    StagingFull,
+    TransactionTooLarge,
+    UnsupportedFormat,
+)
 
 __all__ = [
     "KIND_BATCH",
     "KIND_DONE",
     "KIND_PUBLISH",
+    "SHARE",
     "DoneRow",
     "End",
     "PublishRow",
     "PublishTarget",
     "StagedRow",
+    "above_share",
+    "check_bytes",
     "decode_row",
     "encode_value",
 ]
@@ -37,6 +46,8 @@ KIND_BATCH: Final = 0
 KIND_PUBLISH: Final = 1
 KIND_DONE: Final = 2
 _VERSION: Final = 1
+SHARE: Final = 2
+"""A transactional id has at most this part of each bound, whatever else is staged."""
 
 
 class StagedRow(NamedTuple):
@@ -174,3 +185,40 @@ def _target(topic_id: bytes, partition: int, rows: list[tuple[int, int, int]]) -
     if list(target.rows()) != rows:
         raise CorruptLog(f"partition {partition}: the sequences of a publish have a gap.")
     return target
+
+
+# --- bounds --------------------------------------------------------------------------------
+def above_share(what: str, remedy: str, may_fit: bool) -> QuiverlogError:
+    # Rows of an aborted or decided transaction go by themselves: this one alone may have room.
+    return StagingFull(f"{what}.") if may_fit else TransactionTooLarge(f"{what}: {remedy}")
+
+
+def check_bytes(
+    transactional_id: str,
+    added: int,
+    held_by_id: int,
+    added_in_all: int,
+    held: int,
+    bytes_max: int,
+    *,
+    has_others: bool = False,
+) -> None:
+    """Raise TransactionTooLarge or StagingFull where rows exceed what a broker stages.
+
+    Args:
+        held: by all partitions of `__staged` that the broker leads; `held_by_id`: by this id.
+        has_others: some of these are of another transaction of the id.
+    """
+    share = bytes_max // SHARE
+    if held_by_id + added > share:
+        raise above_share(
+            f"{transactional_id[:64]!r} would have {held_by_id + added} bytes staged at a broker,"
+            f" the most for one id are {share}, half of `staged.bytes.max`",
+            "raise it there, or write with `deliveryMode=at_least_once`.",
+            has_others and added <= share,
+        )
+    if held + added_in_all > bytes_max:
+        raise StagingFull(
+            f"the broker would have {held + added_in_all} bytes staged, `staged.bytes.max` is"
+            f" {bytes_max}."
+        )

@@ -28,7 +28,6 @@ from quiverlog.core.transactions.staged import (
     New,
     NotHere,
     Staged,
-    check_bytes,
     key_of,
 )
 from quiverlog.core.transactions.staged_rows import (
@@ -40,6 +39,7 @@ from quiverlog.core.transactions.staged_rows import (
     PublishRow,
     PublishTarget,
     StagedRow,
+    check_bytes,
     decode_row,
     encode_value,
 )
@@ -397,14 +397,19 @@ class Staging:
         led = self._find(replica.name.partition, under_lease=False)
         led.staged.check_room(rows)
         added: dict[str, int] = {}
+        newest: dict[str, StagedRow] = {}
         for row in rows:
+            newest[row.transactional_id] = row
             added[row.transactional_id] = added.get(row.transactional_id, 0) + row.byte_count
         # A client chooses among the partitions, so a bound on one of them would bound nothing.
         all_staged = [one.staged for one in self._led.values()]
         held, added_in_all = sum(one.bytes_held for one in all_staged), sum(added.values())
         for name, byte_count in added.items():
             held_by_id = sum(one.bytes_of(name) for one in all_staged)
-            check_bytes(name, byte_count, held_by_id, added_in_all, held, self.bytes_max)
+            others = any(one.has_others(newest[name]) for one in all_staged)
+            check_bytes(
+                name, byte_count, held_by_id, added_in_all, held, self.bytes_max, has_others=others
+            )
 
     def admitted(self, replica: Replica, base_offset: int, rows: Sequence[StagedRow]) -> None:
         """Feed the rows to the index when they are appended."""

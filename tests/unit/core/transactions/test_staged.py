@@ -24,10 +24,9 @@ from quiverlog.core.transactions.staged import (
     NotHere,
     Staged,
     StagedOf,
-    check_bytes,
     key_of,
 )
-from quiverlog.core.transactions.staged_rows import DoneRow, End, PublishRow, StagedRow
+from quiverlog.core.transactions.staged_rows import DoneRow, End, PublishRow, StagedRow, check_bytes
 from quiverlog.errors import StagingFull, TransactionTooLarge
 from quiverlog.limits import MIB
 
@@ -530,8 +529,10 @@ def test_an_id_has_half_of_the_attempts() -> None:
     staged.check_room([row(C), row(C)])
     staged.stage(102, row(C), 0)
     staged.check_room([row(A)])
-    # The same attempt of another transaction is another one.
     with pytest.raises(TransactionTooLarge, match=r"would have 4 attempts .* one id are 3"):
+        staged.check_room([row(bytes(16))])
+    # The same attempt of another transaction is another one.
+    with pytest.raises(StagingFull, match=r"would have 4 attempts .* one id are 3"):
         staged.check_room([row(A, key=Key("app", 2, 6))])
 
 
@@ -571,6 +572,38 @@ def test_what_is_given_up_makes_room() -> None:
         staged.check_room([row(A)])
     staged.give_up(KEY)
     staged.check_room([row(A)] * 4)
+
+
+@pytest.mark.usefixtures("small")
+def test_rows_of_an_earlier_transaction_leave_room_later() -> None:
+    """An id that began again after an abort was refused for good."""
+    later = Key(KEY.transactional_id, KEY.epoch + 2, KEY.sequence)
+    staged = index(*[row(A)] * 3, row(A, key=later))
+    for key in (KEY, later):
+        with pytest.raises(StagingFull, match="would have 5 batches"):
+            staged.check_room([row(A, key=key)])
+    with pytest.raises(TransactionTooLarge):
+        staged.check_room([row(A, key=later)] * 5)
+    assert staged.has_others(row(A, key=later))
+    staged.give_up(KEY)
+    assert not staged.has_others(row(A, key=later))
+    assert staged.has_others(row(A))
+    assert not staged.has_others(row(A, key=Key("another", 1, 1)))
+    staged.check_room([row(A, key=later)] * 3)
+    with pytest.raises(TransactionTooLarge, match="would have 5 batches"):
+        staged.check_room([row(A, key=later)] * 4)
+
+
+@pytest.mark.parametrize("added", [21, 50])
+def test_bytes_of_an_earlier_transaction_leave_room_later(added: int) -> None:
+    check_bytes("app", 20, 30, 20, 30, 100, has_others=True)
+    with pytest.raises(StagingFull, match=f"{30 + added} bytes .*one id are 50"):
+        check_bytes("app", added, 30, added, 30, 100, has_others=True)
+
+
+def test_a_transaction_that_alone_has_too_many_bytes() -> None:
+    with pytest.raises(TransactionTooLarge, match="81 bytes"):
+        check_bytes("app", 51, 30, 51, 30, 100, has_others=True)
 
 
 def test_an_id_has_half_of_the_bytes() -> None:
