@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 from unittest import mock
 
+from quiverlog.core.transactions import staged
+from quiverlog.node.transactions import hosted
 from quiverlog.storage.log import flushing
 from quiverlog.storage.metadata import metadata_log
 
@@ -19,6 +21,8 @@ _SMALL: Final[tuple[tuple[Any, str, int], ...]] = (
     (metadata_log, "_COMPACT_ENTRIES_MIN", 6),
     (metadata_log, "_COMPACT_BYTES_MIN", 256),
     (flushing, "_CHECKPOINT_BYTES", 16 * 1024),
+    (staged, "ASK_AFTER_US", 3_000_000),
+    (hosted, "SNAPSHOT_LOG_BYTES_MIN", 8 * 1024),
 )
 
 

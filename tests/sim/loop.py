@@ -199,9 +199,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         **_: Any,
     ) -> tuple[asyncio.Transport, asyncio.BufferedProtocol]:
         await asyncio.sleep(_CONNECT_US / 1e6)
-        node_id = next(h.node_id for h in self._world.hosts if h.name == host)
+        # A stranger may have given brokers a name that is none.
+        node_id = next((h.node_id for h in self._world.hosts if h.name == host), None)
         transport = _Transport(self, self.name)
-        connection = self._world.connect(transport, node_id)
+        connection = None if node_id is None else self._world.connect(transport, node_id)
         if connection is None:
             raise ConnectionRefusedError(111, "Connection refused")
         transport.connection = connection

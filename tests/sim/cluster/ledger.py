@@ -25,6 +25,7 @@ __all__ = ["Attempt", "Bid", "Ledger"]
 
 _FIRST_NUMBER: Final = 1 << 24
 """Above all numbers of producers."""
+_REPLACED_MAX: Final = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +82,7 @@ class Ledger:
         self._attempts: dict[int, Attempt] = {}
         self._bids: dict[tuple[str, int], list[Bid]] = defaultdict(list)
         self._newest: dict[str, int] = {}
+        self._holders: dict[str, tuple[int, bytes, tuple[bytes, ...]]] = {}
         self._next_number = _FIRST_NUMBER
         self._seen: dict[int, Key] = {}
         self.all_power_us: list[int] = []
@@ -133,6 +135,19 @@ class Ledger:
             raise Violation(
                 f"{tid}: the last sequence is {last_sequence}, {before} had been answered"
             )
+
+    def holds(self, tid: str, instance: bytes, epoch: int) -> None:
+        """An instance was answered that it holds the id under this epoch."""
+        newest, holder, replaced = self._holders.get(tid, (-1, b"", ()))
+        if epoch == newest and instance != holder:
+            raise Violation(f"{tid}: {holder!r} and {instance!r} have epoch {epoch}")
+        if epoch <= newest:
+            return
+        if instance in replaced[-_REPLACED_MAX:]:
+            raise Violation(f"{tid}: {instance!r} was replaced, and holds it again")
+        if instance != holder:
+            replaced = (*replaced, holder)
+        self._holders[tid] = (epoch, instance, replaced)
 
     # --- what readers see ----------------------------------------------------------------------
     def read(self, key: Key, values: list[int]) -> None:

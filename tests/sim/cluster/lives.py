@@ -36,8 +36,13 @@ class Life(Program):
         self.lives = lives
         self.ledger = lives.ledger
         self.is_dead = False
-        self.timeout_s = 30.0 * lives.cluster.scenario.tempo.scale
         super().__init__(lives.cluster, lives.checker, f"{lives.tid}-{number}")
+
+    @property
+    def timeout_s(self) -> float:
+        """How long it waits for a commit; at times not long enough for an answer."""
+        choices = (30.0,) if self.lives.stopped else (0.2, 1.0, 30.0)
+        return self.rng.choice(choices) * self._scale
 
     def die(self) -> None:
         """End here, with nothing said to any broker."""
@@ -58,9 +63,23 @@ class Life(Program):
                     self.checker.error(error.code)
                     if not await self.goes_on(error):
                         break
+            await self._end()
         finally:
             if not self.is_dead:
                 self.lives.ended(self)
+
+    async def _end(self) -> None:
+        if not self.is_over():
+            return
+        try:
+            await self.leave()
+        except QuiverlogError as error:
+            self.checker.error(error.code)
+        self.lives.is_left = True
+        self.die()
+
+    async def leave(self) -> None:
+        """Do what only brokers can clear up."""
 
     async def transact(self) -> None:
         raise NotImplementedError
@@ -101,6 +120,7 @@ class Lives:
         self.rng = random.Random(f"{tid}-{cluster.scenario.seed}")
         self.fixed = set(checker.topics)
         self.calm_count = 0
+        self.is_left = False
         self.checkpoint = 0
         """The next batch of a query, which is atomic."""
         self._stopped = False
@@ -120,7 +140,7 @@ class Lives:
 
     @property
     def idle(self) -> bool:
-        return self._stopped and self.calm_count >= _CALM
+        return self._stopped and self.is_left
 
     def _begin(self) -> None:
         life = self.kind(self, len(self._lives))

@@ -28,6 +28,7 @@ from .shapes import (
     STOPPED,
     STRANDED,
 )
+from .transaction_bugs import TRANSACTION_BUGS
 
 __all__ = ["BUGS", "UNPROVEN"]
 
@@ -187,6 +188,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     *LATER_BUGS,
     *DAMAGE_BUGS,
     *CLIENT_BUGS,
+    *TRANSACTION_BUGS,
 )
 
 UNPROVEN: Final[frozenset[str]] = frozenset()

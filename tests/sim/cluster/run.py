@@ -31,7 +31,7 @@ from .promises import ClusterChecker, ClusterTopicModel
 from .scenario import ClusterScenario
 from .scrub import scrub
 from .tempo import Tempo
-from .transactions import is_published
+from .transactions import is_given_up, is_published
 from .workload import Workload
 
 __all__ = ["ClusterResult", "simulate"]
@@ -191,6 +191,7 @@ class _Run:
         self._settle_voters()
         self._until(lambda: is_published(cluster), HEAL_US, "no publish waits")
         self._until(self._all_equal, HEAL_US, "all copies have all rows")
+        self._until(lambda: is_given_up(cluster), HEAL_US, "all that was staged is given up")
         self._until(self.workload.consumers_are_done, HEAL_US, "consumers are given all rows")
         for node_id in cluster.machines.rotten:
             scrub(cluster, self.checker, cluster.hosts[node_id])

@@ -15,6 +15,7 @@ from tests.support.once import once
 
 from .planted import BUGS, UNPROVEN
 from .run import ClusterResult, simulate
+from .transaction_bugs import KILLS_OF_TRANSACTIONS
 
 _SEEDS = 12
 """Sound code runs some fifty more seeds, aimed ones, when planted bugs are hunted."""
@@ -81,6 +82,14 @@ def test_a_cut_may_be_one_way() -> None:
 def test_all_machines_may_lose_their_power_at_once() -> None:
     shape = {"all_power_interval_ms": 500, "nodes": 3}
     assert simulate(0, duration_ms=2_000, shape=shape).faults["power loss of all"] > 0
+
+
+def test_programs_use_transactions_while_brokers_die() -> None:
+    """Most seeds have none of them, and their faults are too many for short runs."""
+    events = simulate(1, duration_ms=3_000, shape=KILLS_OF_TRANSACTIONS).events
+    assert events["transactions found whole"] > 10, events
+    happened = ("transaction aborted", "a transaction was left open", "CountStagedRequest")
+    assert all(events[what] for what in happened), events
 
 
 def test_every_bug_of_replication_can_be_planted() -> None:

@@ -9,7 +9,7 @@ from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-__all__ = ["is_published"]
+__all__ = ["is_given_up", "is_published"]
 
 
 def is_published(cluster: Cluster) -> bool:
@@ -32,3 +32,14 @@ def is_published(cluster: Cluster) -> bool:
             if any(True for _ in led.staged.unfinished()):
                 return False
     return served == wanted
+
+
+def is_given_up(cluster: Cluster) -> bool:
+    """Lies nothing staged any more, also of programs that have died?"""
+    indexes = [
+        staged
+        for host in cluster.living
+        if host.node is not None
+        for staged in host.node.broker.staging.indexes().values()
+    ]
+    return is_published(cluster) and not any(staged.bytes_held for staged in indexes)

@@ -44,9 +44,9 @@ from .lives import Life, Lives
 __all__ = ["QueryLife", "TransactingLife"]
 
 _GONE = (UnknownTopic, UnknownTopicId)
-_AGAIN = (DeliveryTimedOut, StagedRowsLost, TransactionClosed)
+_AGAIN = (CommitUnknown, DeliveryTimedOut, StagedRowsLost, TransactionClosed)
 """The transaction is lost, not the id: the next one may do."""
-_TIMEOUT_MS = 15_000
+_TIMEOUT_MS = 6_000
 _LEVELS = (None, None, None, Durability.REPLICATED_FLUSHED)
 
 
@@ -76,6 +76,8 @@ class _Staging(Life):
                 await self.nap(self.rng.random() * 0.05)
 
     async def goes_on(self, error: QuiverlogError) -> bool:
+        if isinstance(error, StagedRowsLost) and not self.ledger.all_power_us:
+            raise Violation(f"{self.name}: no fault may have taken what was staged: {error!r}")
         if isinstance(error, (TransactionFenced, SequenceTooOld)):
             self.world.events["a transactional program was fenced"] += 1
             return False
@@ -102,8 +104,9 @@ class TransactingLife(_Staging):
             durability=None if level is None else "replicated_flushed",
         )
         self._resolve(transaction)
-        self.ledger.opened(tid, transaction.sequence - 1, before)
         holder = transaction._holder
+        self.ledger.opened(tid, transaction.sequence - 1, before)
+        self.ledger.holds(tid, holder._instance, holder.epoch)
         attempt = self.ledger.begin(tid, transaction.sequence, holder.epoch, self.name)
         try:
             await self.send_some(transaction, attempt)
@@ -115,6 +118,20 @@ class TransactingLife(_Staging):
             self.world.events["transaction aborted"] += 1
             return
         await self._commit(transaction, attempt, level)
+
+    async def leave(self) -> None:
+        """Stage rows, and be silent for ever."""
+        transaction = await self.client().transaction(
+            self.lives.tid,
+            timeout=self.timeout_s,
+            transaction_timeout=_TIMEOUT_MS / 1000 * self._scale,
+        )
+        self._resolve(transaction)
+        epoch = transaction._holder.epoch
+        attempt = self.ledger.begin(self.lives.tid, transaction.sequence, epoch, self.name)
+        await self.send_some(transaction, attempt)
+        await self.nap(0.2)
+        self.world.events["a transaction was left open"] += 1
 
     async def _commit(
         self, transaction: AsyncTransaction, attempt: Attempt, level: Durability | None
@@ -171,6 +188,7 @@ class QueryLife(_Staging):
             open_transaction(client.cluster, request, timeout_s=self.timeout_s)
         )
         self.ledger.opened(tid, opened.last_sequence, before)
+        self.ledger.holds(tid, self._instance, opened.epoch)
         if opened.last_sequence >= self._batch and self._skips:
             self.world.events["a query skips a batch that has committed"] += 1
             self._checkpoint()
