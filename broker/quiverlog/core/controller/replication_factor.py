@@ -111,6 +111,7 @@ def raise_internal(image: Image) -> list[Record]:
             continue
         # Those with more, by request, keep them.
         few = [one for one in topic.partitions if len(one.replicas) < factor]
+        assert few, "the factor of a topic is that of its partitions, or of fewer"
         plan = [PlanPartition(topic.name, one.partition, one.replicas) for one in few]
         raised = with_replication_factor(brokers, plan, topic.name, factor)
         after = {one.partition: one.after for one in raised}
@@ -118,6 +119,8 @@ def raise_internal(image: Image) -> list[Record]:
         layout = Layout(brokers, [one._replace(replicas=after[one.partition]) for one in plan])
         even_leaders(layout)
         for one, target in zip(few, layout.replicas, strict=True):
+            assert len(target) == factor
+            assert live.union(one.replicas).issuperset(target), "only live brokers are given more"
             if one.leader_id != NO_LEADER:
                 changes += reassign(image, topic, one, target, changes_count=True)
     return changes

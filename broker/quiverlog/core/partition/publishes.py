@@ -108,6 +108,7 @@ class Publishes:
                     f" {header.base_sequence} after {expected}; {known} is the next to be stored.",
                     next_sequence=known,
                 )
+        assert newest or not count, "what is stored is remembered"
         return Stored(count, newest.end_offset if newest and count else 0)
 
     def check(self, header: BatchHeader) -> int | None:
@@ -148,7 +149,11 @@ class Publishes:
     # --- recording -----------------------------------------------------------------------------
     def admit(self, header: BatchHeader, base_offset: int) -> None:
         key = _key(header)
-        self._admitted[key] = _grown(self._runs(key), header, base_offset)
+        runs = self._runs(key)
+        if runs:
+            assert runs[-1].publish_id <= header.producer_id, "none is older than the newest"
+            assert runs[-1].end_offset <= base_offset, "it lies behind what is stored"
+        self._admitted[key] = _grown(runs, header, base_offset)
 
     def commit_admitted(self) -> None:
         for key, runs in self._admitted.items():
@@ -166,6 +171,7 @@ class Publishes:
     def _put(self, key: _Key, runs: tuple[Run, ...]) -> None:
         assert runs
         table = self._table
+        assert len(runs) <= PUBLISH_RUNS_REMEMBERED
         table.pop(key, None)  # It goes to the end: insertion order is order of last use.
         table[key] = runs
         if len(table) > PUBLISH_STATES_MAX:
@@ -179,6 +185,8 @@ class Publishes:
 
     def adopt(self, restored: Publishes) -> None:
         assert not self._admitted, "nothing is appended while a log is cut"
+        assert not restored._admitted, "a snapshot has what is in the log"
+        assert restored.own_cluster == self.own_cluster, "or it would forget other entries"
         self._table = restored._table
 
     def clear(self) -> None:
@@ -231,6 +239,7 @@ def _grown(runs: tuple[Run, ...], header: BatchHeader, base_offset: int) -> tupl
     if runs and runs[-1].end_offset > base_offset:
         # A snapshot inside this batch had its first rows.
         runs = _below(runs, base_offset)
+    assert not runs or runs[-1].end_offset <= base_offset, "no row lies in two runs"
     new = Run(header.producer_id, header.base_sequence, header.row_count, base_offset)
     if runs:
         last = runs[-1]
@@ -245,4 +254,5 @@ def _below(runs: tuple[Run, ...], offset: int) -> tuple[Run, ...]:
     kept = [run for run in runs if run.base_offset < offset]
     if kept and kept[-1].end_offset > offset:
         kept[-1] = kept[-1]._replace(row_count=offset - kept[-1].base_offset)
+    assert not kept or kept[-1].end_offset <= offset, "the newest run lies behind the others"
     return tuple(kept)

@@ -63,6 +63,7 @@ class Forward(Forwarded):
         self.waiter: ForwardWaiter | None = None
 
     def on_wait(self, now: Now) -> None:
+        assert self.waiter is None, "it waits once"
         timeout_ms = min(max(self._request.timeout_ms, 1), FORWARD_TIMEOUT_MS)
         self.waiter = ForwardWaiter(self, self._request, now.mono_us + timeout_ms * 1000)
         purgatory = self._broker.purgatory

@@ -141,6 +141,7 @@ def handle_resolve_staged(broker: Broker, call: Call) -> Steps:
             result.error_code, result.error_message = error.code, error.message
         else:
             result.state, result.digest = int(resolving.standing), resolving.digest
+    assert len(results) == len(request.transactions), "answers are found by their place"
     return ResolveStagedResponse(results=results)
 
 

@@ -128,6 +128,7 @@ class Appends:
             entry.error = error.with_traceback(None)  # It would hold the batches.
             return -1
         entry.end_offset = replica.state.log_end_offset + replica.admitted_rows
+        assert entry.end_offset >= base_offset
         return base_offset
 
     # --- rows of clients -------------------------------------------------------------------------

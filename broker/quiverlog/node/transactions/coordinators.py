@@ -152,7 +152,14 @@ class _Publishing:
             self.ends[key] = max(target.end_offset, self.ends.get(key, -1))
         self.level = min(self.level, int(response.durability))
 
+    def give_up(self, wait: Future, now: Now) -> None:
+        # A target may be away for hours, and its client asks again and again.
+        if wait in self.waits:
+            self.waits.remove(wait)
+            wait.set(False, None, now)
+
     def end(self, is_published: bool, now: Now) -> None:
+        assert not self.is_over, "it ends once"
         self.is_over = True
         self.answer(is_published, now)
 
@@ -217,6 +224,7 @@ class Coordinators:
 
     # --- service -------------------------------------------------------------------------------
     def begin(self, hosted: Hosted, machine: Coordinator, now: Now) -> None:
+        assert hosted not in self._serving, "the life before has stopped"
         self._serving[hosted] = machine
         for tid, committed in machine.to_publish():
             self._publish(hosted, tid, committed, now)
@@ -374,6 +382,7 @@ class Coordinators:
                 level = yield from self._count(call, hosted, counts, deadline_us)
             finally:
                 self._deciding[tid] -= 1
+                assert self._deciding[tid] >= 0
                 self._deciding += Counter()  # Without zeros.
             # What was counted is of the past: look at all again, and decide in the same turn.
             if not hosted.is_serving or hosted.machine is not machine:
@@ -470,6 +479,7 @@ class Coordinators:
             if missing:
                 yield self._pause(call.now.mono_us + COUNT_BACKOFF_MS * 1000)
                 hosted.serve()  # Raises: the next coordinator counts again.
+        assert len(levels) == 1 + len(counts), "each part is counted once"
         return min(levels)
 
     def _count_one(
@@ -557,7 +567,7 @@ class Coordinators:
             return self._pause(now.mono_us + PUBLISH_BACKOFF_MS_MIN * 1000)
         future = Future()
         publishing.waits.append(future)
-        self._at(deadline_us, lambda now: future.set(False, None, now))
+        self._at(deadline_us, partial(publishing.give_up, future))
         return future.wait
 
     def _publish(self, hosted: Hosted, tid: str, committed: Committed, now: Now) -> None:
@@ -623,6 +633,7 @@ class Coordinators:
     def _record(self, publishing: _Publishing, now: Now) -> None:
         if publishing.is_over:
             return
+        assert not publishing.parts, "all parts have answered"
         hosted, tid, committed = publishing.hosted, publishing.tid, publishing.committed
         machine = hosted.machine
         assert isinstance(machine, Coordinator)
@@ -654,7 +665,8 @@ class Coordinators:
 
     def _over(self, publishing: _Publishing, now: Now) -> None:
         if not publishing.is_over:
-            del self._publishing[publishing.hosted, publishing.tid]
+            found = self._publishing.pop((publishing.hosted, publishing.tid))
+            assert found is publishing
             publishing.end(True, now)
 
     # --- looking -------------------------------------------------------------------------------

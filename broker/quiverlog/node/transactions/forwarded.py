@@ -55,6 +55,7 @@ class Forwarded(OwnAppend):
         self.response = ForwardResponse(partitions=[])
 
     def admit(self, appends: Appends, now: Now) -> None:
+        assert not self.response.partitions, "it is admitted once"
         parts, self._parts = self._parts, ()
         for entry, batches in parts:
             result = ForwardResult(entry.topic_id, entry.partition)
@@ -73,6 +74,7 @@ class Forwarded(OwnAppend):
 
 
 def refuse(result: ForwardResult, error: QuiverlogError) -> None:
+    assert error.code, "0 would acknowledge the rows"
     result.error_code, result.error_message = error.code, error.message
     result.base_offset = result.end_offset = -1
 
@@ -159,6 +161,7 @@ class Targets:
         if new := list(batches[stored.batch_count :]):
             result.base_offset = self.appends.admit(replica, new, now)
             result.end_offset = replica.state.log_end_offset + replica.admitted_rows
+        assert result.base_offset < result.end_offset, "batches have rows"
         self._metrics.batches_deduplicated += stored.batch_count
         return result.end_offset
 

@@ -132,6 +132,7 @@ class Forwarding:
         finished, self.queues.finished = self.queues.finished, []
         for publish in finished:
             try:
+                assert not publish.todo, "it is over with its last target"
                 publish.then(publish)
             except Exception as bug:
                 self._outbox.internal_error("after a publish", bug)
@@ -179,6 +180,7 @@ class Forwarding:
     def _read(self, piece: Piece, loaded: Loaded, is_final: bool, now: Now) -> None:
         source = piece.source
         assert isinstance(source, Source)
+        assert not piece.item_count, "it is read before it is sent"
         replica, first = source.replica, piece.head.offset
         staged = source.staged
         if staged is None or not staged.offset <= first < staged.next_offset:
@@ -252,12 +254,14 @@ class Forwarding:
         end_offset = max(error.details.get("end_offset", 0), piece.head.offset + 1)
         items = (piece.items[at] for at in range(piece.first, piece.end))
         lost = list(itertools.takewhile(lambda item: item.offset < end_offset, items))
+        assert lost, "the damage has the row that was read"
         row_count = sum(item.row_count for item in lost)
         self.queues.skipped(piece, len(lost), row_count, now.mono_us)
 
     def _count_lost(self, piece: Piece) -> None:
         source, (topic_id, partition) = piece.source, piece.key
         assert isinstance(source, Source)
+        assert piece.missing_count > 0
         source.missing_count += piece.missing_count
         self.missing_count += piece.missing_count
         self._outbox.log(
@@ -297,6 +301,9 @@ class Forwarding:
             self._failed(piece, failure, now)
 
     def _send(self, piece: Piece, rows: Renumbered, now: Now) -> None:
+        assert not piece.is_void
+        last = rows.batches[-1].header
+        assert last.base_sequence + last.row_count == piece.next_sequence, "the next follows it"
         # Again: another broker may have been elected while the job ran.
         image = self._leader(piece)
         entry = ForwardPartition(

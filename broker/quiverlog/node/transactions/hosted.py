@@ -163,6 +163,7 @@ class Hosted:
     )  # fmt: skip
 
     def __init__(self, parts: Hosting, kind: Kind, replica: Replica) -> None:
+        assert replica.state.leads
         self._parts = parts
         self.kind = kind
         self.replica = replica
@@ -264,6 +265,8 @@ class Hosted:
         return max(int(level), int(state.durability))
 
     def _enqueue(self, proposal: _Proposal) -> None:
+        assert self._state is _State.SERVING, "only a machine that serves has pended it"
+        assert proposal.records or self._group or self._queue, "it waits for something"
         self._pending_records += len(proposal.records)
         self._pending_bytes += proposal.byte_count
         self._pending_waiters += 1
@@ -283,6 +286,9 @@ class Hosted:
         """Take what was proposed by now."""
         if group is not self._group:
             return
+        assert self._state is _State.SERVING
+        assert self._queue, "an append has what was proposed"
+        assert not group.proposals, "it is admitted once"
         queue, byte_count, level = self._queue, 0, int(Durability.MEMORY)
         rows: list[tuple[Any, ...]] = []
         while queue:
@@ -319,6 +325,8 @@ class Hosted:
 
     def _safe(self, group: _Group, proposals: list[_Proposal], now: Now) -> None:
         life, offset = self._life, group.base_offset
+        assert offset >= 0, "what is safe was admitted"
+        assert offset + sum(len(one.rows) for one in proposals) <= self.replica.state.log_end_offset
         try:
             for proposal in proposals:
                 for record in proposal.records if proposal.seen else ():
@@ -363,6 +371,8 @@ class Hosted:
         self._pending_bytes -= proposal.byte_count
         self._pending_waiters -= 1
         assert self._pending_waiters >= 0
+        assert self._pending_records >= 0
+        assert self._pending_bytes >= 0
         try:
             proposal.then(offset, error, now)
         except Exception as bug:
@@ -393,6 +403,7 @@ class Hosted:
         error_of_queue: QuiverlogError,
         now: Now,
     ) -> None:
+        assert self._state is not _State.ENDED, "a leadership ends once"
         was_serving = self._state is _State.SERVING
         self._state = state
         self._life += 1
@@ -434,6 +445,9 @@ class Hosted:
             self._go_on(now)
 
     def _begin(self, now: Now) -> None:
+        assert self._group is None, "appends of an earlier life are ignored"
+        assert not self._queue
+        assert not self._pending_waiters, "each proposal of an earlier life has its outcome"
         replica = self.replica
         self._life += 1
         self._state = _State.REPLAYING
@@ -513,6 +527,8 @@ class Hosted:
         else:
             if isinstance(result, Piece):
                 self._replay.passed(result)
+                if result.records and self._unapplied:
+                    assert self._unapplied[-1][0] < result.records[0][0], "in the order of the log"
                 self._unapplied.extend(result.records)
             else:
                 assert isinstance(job, LoadIndexJob)
@@ -530,6 +546,7 @@ class Hosted:
             )
             self._parts.lookup.unreadable(self.replica, error)
         self._state = _State.RESTING
+        self._barrier = None  # Else it would end the pause when it passes.
         self._parts.step_at(self, due_us)
 
     def _pause(self) -> int:
@@ -544,6 +561,7 @@ class Hosted:
 
     def admit_barrier(self, barrier: _Barrier, appends: Appends, now: Now) -> None:
         if barrier is self._barrier:
+            assert barrier.end_offset < 0, "it is admitted once"
             # Whatever the rows' own level: the machine goes on with what it finds. Had a power
             # failure of all brokers taken a publish row afterwards, it would get a second number.
             replica, level = self.replica, self._level(Durability.REPLICATED_FLUSHED)
@@ -552,6 +570,7 @@ class Hosted:
     def barrier_passed(self, barrier: _Barrier, bug: Exception | None, now: Now) -> None:
         if barrier is not self._barrier:
             return
+        assert self._state is _State.REPLAYING, "a life that ended waits for none"
         self._barrier = None
         error = bug or next((entry.error for entry in barrier.entries if entry.error), None)
         if error is None:
@@ -574,6 +593,10 @@ class Hosted:
             self._begin_serving(replay, now)
 
     def _begin_serving(self, replay: Replay, now: Now) -> None:
+        assert replay.is_done
+        assert self._job is None
+        assert not self._unapplied, "all that was read is applied"
+        assert self._snapshot is None, "a snapshot is of one life"
         self._state = _State.SERVING
         self._pause_us = _RETRY_US_MIN
         self._log_bytes, self._state_bytes = replay.byte_count, 0
@@ -632,11 +655,13 @@ class Hosted:
         if snapshot.begin_offset < 0:
             snapshot.begin_offset = offset
             snapshot.bytes_before = self._log_bytes - byte_count
+        assert offset >= snapshot.begin_offset, "BEGIN is first"
         snapshot.byte_count += byte_count
         self._snapshot_piece(snapshot, now)
 
     def _snapshot_whole(self, snapshot: _Snapshot, now: Now) -> None:
         """Give up the rows before it."""
+        assert snapshot.begin_offset >= 0, "a snapshot has BEGIN and END"
         self._snapshot = None
         self._state_bytes = snapshot.byte_count
         self._log_bytes = max(0, self._log_bytes - snapshot.bytes_before)
@@ -708,7 +733,7 @@ class Hosting:
             hosted.end(self._why_unled(hosted, key), now)
 
     def removed(self, key: Key, now: Now) -> None:
-        """Nothing is kept of what is not led."""
+        assert key not in self._hosted, "nothing is kept of what is not led"
 
     def _why_unled(self, hosted: Hosted, key: Key) -> QuiverlogError:
         try:

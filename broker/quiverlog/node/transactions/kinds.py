@@ -101,6 +101,7 @@ def encode_rows(
             batch = encode_batch(data, schema_id=schema_id, timestamp_us=max(0, now.wall_us))
             batches.append((BatchHeader.unpack(batch), memoryview(batch)))
             first, byte_count = number + 1, 0
+    assert first == len(rows), "each row is in a batch"
     return batches
 
 

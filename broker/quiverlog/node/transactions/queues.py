@@ -107,6 +107,7 @@ class Line:
 
     def begin_again(self, at: int, sequence: int) -> None:
         """Read from there next; what is under way does not count any more."""
+        assert not at or at < len(self.parts[0][1]), "a part that is done is gone"
         for piece in self.pieces:
             piece.is_void = True
         self.pieces.clear()
@@ -133,6 +134,8 @@ class Piece:
         self.first = line.at
         self.end = min(line.at + FORWARD_BATCHES_MAX, len(self.items))
         self.sequence = self.next_sequence = line.sequence
+        assert self.first < self.end, "a piece has a row"
+        assert self.sequence <= self.head.base_sequence, "the target expects no row that is behind"
         self.item_count = self.missing_count = self.held_bytes = 0
         self.is_safe = self.is_void = False
 
@@ -215,6 +218,10 @@ class Queues:
             line = target.lines.get(source)
             if line is None:
                 line = target.lines[source] = Line(source)
+            if line.parts:
+                newest = line.parts[-1][0]
+                # A target takes all of an older publish for stored.
+                assert newest.producer_id < publish.producer_id, "publishes come in their order"
             line.parts.append((publish, items))
             self._offer(target)
 
@@ -260,6 +267,7 @@ class Queues:
             target.under_way += 1
             # Its size is not known before it is read: the bound holds for the usual one.
             self._hold(piece, FORWARD_PIECE_BYTES)
+            assert self.byte_count <= FORWARD_BYTES_MAX
             self._offer(target)
             return piece
         return None
@@ -269,12 +277,16 @@ class Queues:
     ) -> None:
         """Count what is sent; the next piece may begin behind it."""
         assert piece.first < piece.first + item_count <= piece.end
+        assert not piece.item_count, "a piece is read once"
         piece.item_count, piece.missing_count = item_count, missing_count
         if byte_count:
             piece.next_sequence = _next(piece.items[piece.first + item_count - 1])
+            assert piece.next_sequence > piece.sequence
         self._hold(piece, byte_count)
         if not piece.is_void:
             line = piece.line
+            assert line.is_reading
+            assert line.pieces[-1] is piece, "the next begins where this one ends"
             line.at, line.sequence = piece.first + item_count, piece.next_sequence
             line.is_reading = False
         self._offer(piece.target)
@@ -287,6 +299,7 @@ class Queues:
 
     def acknowledged(self, piece: Piece, end_offset: int, level: int, now_us: int) -> None:
         """Take the answer that the piece, and all before it, is safe below `end_offset`."""
+        assert piece.item_count, "what is acknowledged was sent"
         self._end(piece)
         if not piece.is_void:
             piece.line.is_back = False
@@ -306,7 +319,9 @@ class Queues:
         # Only back: what a target has beyond what was sent it would have skipped itself.
         if not piece.is_void and expected < piece.sequence:
             items = line.parts[0][1]
+            assert items is piece.items, "a line sends one part at a time"
             at = bisect_left(items, expected, key=lambda item: item.base_sequence)
+            assert at <= piece.first, "only back"
             if items[at].base_sequence == expected:
                 self._end(piece)
                 line.begin_again(at, expected)
@@ -338,6 +353,7 @@ class Queues:
             done = _begin(line.parts[0][1], line.safe_at)
             for publish, items in line.parts:
                 dropped = _next(items[-1]) - done
+                assert dropped > 0, "a part that is done is gone"
                 publish.dropped_count += dropped
                 row_count += dropped
                 done = 0
@@ -403,6 +419,8 @@ class Queues:
                     self.lost.append(one)
                 target.failures, target.error, target.since_us = 0, None, now_us
             publish, items = line.parts[0]
+            assert publish is piece.publish, "a line sends one part at a time"
+            assert line.safe_at <= line.at, "what is safe was sent"
             if line.safe_at == len(items):
                 line.parts.popleft()
                 line.begin_again(0, 0)

@@ -142,8 +142,12 @@ class RenumberJob:
                 if batches and byte_count > FORWARD_PIECE_BYTES:
                     byte_count -= batch.header.total_bytes
                     break
+                if batches:
+                    last = batches[-1].header
+                    assert last.base_sequence + last.row_count == item.base_sequence, "no gap"
                 batches.append(batch)
             count += 1
+        assert count, "the range has the first row"
         return Renumbered(batches, count, byte_count, missing_count)
 
     def _numbered(self, item: Item) -> Numbered | None:
@@ -166,6 +170,7 @@ def number(
     header: BatchHeader, view: memoryview, producer_id: int, producer_epoch: int, sequence: int
 ) -> Numbered:
     """Return the batch with these numbers and a checksum that covers them."""
+    assert header.total_bytes == len(view)
     head = bytearray(BATCH_HEADER_BYTES)
     rows = view[BATCH_HEADER_BYTES:]
     header = header._replace(

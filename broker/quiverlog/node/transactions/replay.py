@@ -139,6 +139,7 @@ class _Window:
         self.byte_count = 0
 
     def read(self, position: int, size: int) -> memoryview:
+        assert position + size <= self._size
         at = position - self._start
         if at < 0 or at + size > len(self._window):
             wanted = min(max(size, self.ahead_bytes), self._size - position)
@@ -181,6 +182,7 @@ class Replay:
 
     def extend(self) -> bool:
         """Include what was appended since; return whether there is any."""
+        assert self.end_offset <= self._reader.log_end_offset, "a leader's log is not cut"
         self.end_offset = self._reader.log_end_offset
         return not self.is_done
 
@@ -194,6 +196,8 @@ class Replay:
                 return LoadIndexJob(self._reader.directory, segment)
             self._segment = segment
             self._position, self._row = self._floor(segment)
+            assert self._position >= SEGMENT_HEADER_BYTES
+        assert segment.base_offset <= self._row <= self.offset
         end_offset = min(self.end_offset, segment.end_offset)
         for damage in segment.damages:
             if damage.offset < end_offset and damage.end_offset > self.offset:
@@ -236,6 +240,7 @@ class Replay:
 
     def passed(self, piece: Piece) -> None:
         assert piece.offset > self._row
+        assert piece.position > self._position
         self._position, self._row = piece.position, piece.offset
         self.offset = max(self.offset, piece.offset)
         self.byte_count += piece.byte_count

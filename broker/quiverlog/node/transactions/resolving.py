@@ -102,6 +102,7 @@ class Reaper:
             count_max = max(0, QUESTIONS_MAX - self._asked - len(self._questions))
             for key in staged.to_ask(now.mono_us, count_max):
                 self._questions.append(_Question(partition, key, pins_front=False))
+        assert self._asked + len(self._questions) <= QUESTIONS_MAX + len(self._pinning)
 
     def _full(self, indexes: dict[int, Staged], now: Now) -> list[int]:
         """Return where room is short."""
@@ -201,6 +202,7 @@ class Reaper:
 
     # --- answers -------------------------------------------------------------------------------
     def _end(self, questions: list[_Question], error: BaseException | None) -> None:
+        assert questions or error is None
         self._asked -= len(questions)
         assert self._asked >= 0
         self._pinning.difference_update(one.partition for one in questions if one.pins_front)

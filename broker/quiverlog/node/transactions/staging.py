@@ -240,6 +240,7 @@ class _Items(Sequence[Item]):
     def __init__(self, target: PublishTarget) -> None:
         self._target = target
         self._base_sequences = array("i", (base for _, base, _ in target.rows()))
+        assert len(self._base_sequences) == len(target.row_counts)
 
     def __len__(self) -> int:
         return len(self._base_sequences)
@@ -281,6 +282,7 @@ class _Led:
         self.missing[transactional_id] = self.missing.get(transactional_id, 0) + row_count
         if len(self.missing) > _MISSING_IDS_MAX:
             del self.missing[next(iter(self.missing))]
+        assert len(self.missing) <= _MISSING_IDS_MAX
 
 
 class StagedRoom(NamedTuple):
@@ -351,6 +353,7 @@ class Staging:
     def new_index(self, replica: Replica, leader_epoch: int) -> Staged:
         partition = replica.name.partition
         known_epoch, count = self._counters.get(partition, (leader_epoch, 0))
+        assert known_epoch <= leader_epoch, "a number would be given twice"
         return Staged(
             lambda number: PublishId(partition, leader_epoch, number).pack(),
             count if known_epoch == leader_epoch else 0,
@@ -360,6 +363,7 @@ class Staging:
         staged = hosted.machine
         assert isinstance(staged, Staged)
         staged.begin(now.mono_us)
+        assert _place(hosted.replica) not in self._led, "the life before has stopped"
         led = _Led(hosted, staged, self._forwarding.begin(hosted.replica))
         self._led[_place(hosted.replica)] = led
         self.holds_rows = True
@@ -369,11 +373,13 @@ class Staging:
 
     def stopped(self, hosted: Hosted, error: QuiverlogError, now: Now) -> None:
         led = self._led.pop(_place(hosted.replica))
+        assert led.hosted is hosted
         partition = hosted.replica.name.partition
         self._counters[partition] = (hosted.leader_epoch, led.staged.next_publish)
         self._forwarding.stop(led.source)
         for key in list(led.waiters):
             self._answer(led, key, None, error, now)
+        assert not led.waiters, "each PUBLISH has its answer"
 
     def _is_led(self, led: _Led) -> bool:
         return self._led.get(_place(led.hosted.replica)) is led
@@ -388,7 +394,9 @@ class Staging:
         if hosted.leader_epoch >= PUBLISH_LEADER_EPOCHS_END:
             # Its publishes would have numbers of other partitions.
             raise NotLeader(f"{hosted.replica.name}: no leader epoch is left.")
-        return self._led[_place(hosted.replica)]
+        led = self._led[_place(hosted.replica)]
+        assert led.hosted is hosted
+        return led
 
     # --- rows of clients -----------------------------------------------------------------------
     def check_room(self, replica: Replica, rows: Sequence[StagedRow]) -> None:
@@ -421,6 +429,8 @@ class Staging:
         led = self._led.get(_place(replica))
         if led is None:
             return  # The replay that is under way reads them, too.
+        assert led.hosted.is_serving
+        assert base_offset + len(rows) <= replica.state.log_end_offset, "they are in the log"
         self.holds_rows = True
         for offset, row in enumerate(rows, base_offset):
             led.staged.stage(offset, row, now.mono_us)
@@ -479,6 +489,9 @@ class Staging:
             )
         if isinstance(answer, New):
             row = answer.row
+            number = PublishId.unpack(row.producer_id)
+            assert number.staged_partition == request.partition
+            assert number.leader_epoch == led.hosted.leader_epoch, "leaders share no numbers"
             # A power failure that took it would have its rows published twice.
             led.hosted.propose(
                 [row], now, partial(self._publish_safe, led, row), Durability.REPLICATED_FLUSHED
@@ -501,6 +514,7 @@ class Staging:
             self._forward(led, row, now)
 
     def _forward(self, led: _Led, row: PublishRow, now: Now) -> None:
+        assert self._is_led(led), "rows are forwarded by the leader alone"
         targets: dict[TargetKey, Sequence[Item]] = {
             (one.topic_id, one.partition): _Items(one) for one in row.targets
         }
@@ -520,6 +534,7 @@ class Staging:
         ends: list[End] = []
         level = int(Durability.REPLICATED_FLUSHED)
         if publish is not None:
+            assert not publish.todo, "all targets have acknowledged"
             for target in row.targets:
                 end_offset = publish.ends.get((target.topic_id, target.partition))
                 if end_offset is not None:  # Else the topic is deleted, or its rows are lost.
@@ -544,6 +559,7 @@ class Staging:
     ) -> None:
         key = key_of(done)
         if error is None:
+            assert 0 <= offset < led.hosted.replica.state.log_end_offset
             led.done_end = max(led.done_end, offset + 1)
             self._trim_later(led, now)
             self._answer(led, key, self._response(led, done), None, now)
@@ -567,6 +583,7 @@ class Staging:
         now: Now,
     ) -> None:
         for waiter in led.waiters.pop(key, ()):
+            assert not waiter.is_over, "a PUBLISH is answered once"
             waiter.is_over = True
             assert waiter.then is not None
             waiter.then(response, error, now)
@@ -592,12 +609,14 @@ class Staging:
             self._at(now.mono_us + _TRIM_US, _Turn(partial(self._trim, led)))
 
     def _trim(self, led: _Led, _turn: _Turn, now: Now) -> None:
+        assert led.trim_is_due, "one is due at a time"
         led.trim_is_due = False
         if not self._is_led(led):
             return
         state = led.hosted.replica.state
         end = min(led.staged.trim_offset(), state.high_watermark)
         offset, done_end = led.trim_to or (end, led.done_end)
+        assert offset <= state.high_watermark, "only safe rows are given up"
         if safe_offset(int(Durability.REPLICATED_FLUSHED), state) < done_end:
             # A power failure that took the row of kind 2 would leave a publish without its rows.
             led.trim_to = offset, done_end

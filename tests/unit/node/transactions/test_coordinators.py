@@ -251,6 +251,17 @@ def test_a_commit_that_is_not_published_in_time_is_no_error(
     assert (response.error_code, response.outcome, response.is_published) == (0, 0, False)
 
 
+def test_nothing_is_kept_of_a_commit_that_waits_no_longer(node: TransactionDriver) -> None:
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 0, timeout_ms=1_000)
+    node.count()
+    (publishing,) = node.node.broker.coordinators._publishing.values()
+    assert len(publishing.waits) == 1
+    node.advance(1_000)
+    assert not node.response(correlation).is_published
+    assert not publishing.waits
+
+
 def test_the_next_transaction_waits_until_the_one_before_is_published(
     node: TransactionDriver,
 ) -> None:

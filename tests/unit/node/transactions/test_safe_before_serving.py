@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -153,6 +154,21 @@ def test_rows_above_the_high_watermark_are_replayed(copied: Copied) -> None:
     assert not copied.is_served
     copied.copy(COPY, OTHER)
     assert copied.machine.numbers == [1, 2]
+
+
+def test_rows_that_become_safe_do_not_end_the_pause_behind_a_failed_read(copied: Copied) -> None:
+    copied.propose(1)
+    copied.node.holds_replays = True
+    copied.lead(epoch=7)
+    copied.node.replay(OSError(errno.EMFILE, "it fails"))
+    copied.copy(COPY, OTHER)
+    copied.node.settle()
+    copied.node.advance(49)
+    assert not copied.node.replays
+    copied.node.advance(1)
+    copied.node.replay()
+    copied.node.settle()
+    assert copied.machine.numbers == [1]
 
 
 def test_too_few_in_sync(copied: Copied) -> None:
