@@ -476,6 +476,7 @@ _COORDINATOR: Final = (
     e.NotEnoughReplicasAfterAppend,
     e.RequestTimedOut,
     e.OutcomeUnknown,
+    e.DiskFull,
 )
 _STAGED: Final = (
     *_PARTITION,
