@@ -56,7 +56,7 @@ class Life(Program):
     async def main(self) -> None:
         try:
             while not self.is_over():
-                await self.nap(self.rng.random() * 0.2)
+                await self.nap(self.rng.choice((0.0, 0.2)) * self.rng.random())
                 try:
                     await self.transact()
                 except QuiverlogError as error:
@@ -159,7 +159,7 @@ class Lives:
                 self.cluster.world.events["a transactional program became a zombie"] += 1
             self._begin()
 
-        self.cluster.leisure.at(1 + int(self.rng.expovariate(1 / 3_000_000)), end)
+        self.cluster.leisure.at(1 + int(self.rng.expovariate(1 / 1_500_000)), end)
 
     def ended(self, life: Life) -> None:
         """A life has ended by itself: fenced, or done."""

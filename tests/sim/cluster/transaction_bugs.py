@@ -85,7 +85,7 @@ TRANSACTION_BUGS: Final[tuple[Bug, ...]] = (
         "in state.old_instances",
         "in ()",
         shape=_QUIET,
-        seed=1,
+        seed=2,
     ),
     make_bug(
         "a commit of an old epoch is taken",
@@ -100,7 +100,7 @@ TRANSACTION_BUGS: Final[tuple[Bug, ...]] = (
         f"{_COORDINATOR}:Coordinator.check_commit",
         "state.publishing is not None",
         "False",
-        shape=_QUIET,
+        shape=KILLS_OF_TRANSACTIONS,
     ),
     make_bug(
         "staged rows of other epochs count",

@@ -98,7 +98,7 @@ class TransactingLife(_Staging):
         level = self.rng.choice(_LEVELS)
         transaction = await self.client().transaction(
             tid,
-            wait=self.rng.choice(("published", "published", "decided")),
+            wait=self.rng.choice(("published", "decided")),
             timeout=self.timeout_s,
             transaction_timeout=_TIMEOUT_MS / 1000 * self._scale,
             durability=None if level is None else "replicated_flushed",
