@@ -152,6 +152,8 @@ class StagingCore(ProducerCore):
         self._names: tuple[str, int, int, bytes] = ("", 0, 0, b"")
         self._parts: dict[int, CommittedPart] = {}
         self._chosen: dict[int, int] = {}
+        # By target: rows of two places are published side by side, and would lie in any order.
+        self._places: dict[tuple[bytes, int], int] = {}
         self.durability = Durability.REPLICATED_FLUSHED
         # Why nothing of the transaction can be committed any more.
         self.lost: QuiverlogError | None = None
@@ -198,6 +200,7 @@ class StagingCore(ProducerCore):
         self._row_counts.clear()
         self._parts = {}
         self._chosen = {}
+        self._places.clear()
         self._is_target_unconfirmed = False
         self._too_large = None
         self.failures.clear()
@@ -309,7 +312,9 @@ class StagingCore(ProducerCore):
         columns.append(_binary(batch.encoded))  # The last column.
         staged = pa.RecordBatch.from_arrays(columns, schema=schema)
         receiver: Any = _StagedBatch(self, attempt, partition, batch)
-        place = self._place(topic.partitions[partition].leader)
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = self._place(topic.partitions[partition].leader)
         self._accumulator.add(place, staged, receiver, self._now)
 
     def _place(self, leader: int) -> int:

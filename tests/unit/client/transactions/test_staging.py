@@ -146,17 +146,35 @@ def test_small_batches_share_a_staged_batch_of_bounded_rows() -> None:
 
 def test_a_choice_follows_the_leaders() -> None:
     core = machine([1, 2])
-    target = topic("t", [1])
+    target = topic("t", [1, 1])
     send(core, target, 0, "x")
     (call,) = core.poll(NOW).calls
     assert list(call.batches) == [0]
     acknowledge(core, call, 5)
     core.topic_changed(topic(STAGED, [2, 1]))
-    send(core, target, 0, "y")
+    send(core, target, 1, "y")
     (call,) = core.poll(NOW).calls
     assert (call.leader, list(call.batches)) == (1, [1])
     acknowledge(core, call, 9)
     assert [part.staged_partition for part in core.attempts()[0].parts] == [0, 1]
+
+
+def test_rows_for_one_partition_stay_in_one_place() -> None:
+    """In another they would be published side by side, and lie in any order."""
+    core = machine([1, 2])
+    target = topic("t", [1])
+    send(core, target, 0, "x")
+    (call,) = core.poll(NOW).calls
+    acknowledge(core, call, 5)
+    core.topic_changed(topic(STAGED, [2, 1]))
+    send(core, target, 0, "y")
+    (call,) = core.poll(NOW).calls
+    assert (call.leader, list(call.batches)) == (2, [0])
+    acknowledge(core, call, 6)
+    begin(core)
+    send(core, target, 0, "z")
+    (call,) = core.poll(NOW).calls
+    assert (call.leader, list(call.batches)) == (1, [1]), "the next transaction chooses anew"
 
 
 def test_a_commit_names_at_most_eight_parts_however_leaders_move() -> None:
