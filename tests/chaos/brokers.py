@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from quiverlog import aio
 from quiverlog.client.admin.cluster import change_voters
 from quiverlog.errors import QuiverlogError
 from quiverlog.wire.voters_messages import ChangeVotersRequest, VoterChange
-from tests.support.broker import BrokerFailed, BrokerProcess
+from tests.support.broker import COMMAND, BrokerFailed, BrokerProcess
 from tests.support.places import directory_on_disk
 from tests.support.ports import free_port
 
@@ -33,6 +34,7 @@ __all__ = ["Brokers"]
 
 CLUSTER_ID = "chaos"
 START_S = 60.0
+DYING = Path(__file__).parents[1] / "support" / "dying_broker.py"
 FINDINGS = re.compile(r"internal error|Traceback|AssertionError|event=\"?panic", re.IGNORECASE)
 EXCERPT_LINES = 40
 
@@ -44,6 +46,7 @@ class Brokers:
         proxy: None: they are connected to directly.
         disk_bytes: 0: they share the disk of the machine.
         config: beyond what each needs anyway.
+        is_dying: they run in `dying_broker.py`, and may be asked to die in a transaction.
         may_mount: False: as where this process may not.
     """
 
@@ -53,6 +56,7 @@ class Brokers:
         disk_bytes: int = 0,
         config: Mapping[str, object] | None = None,
         *,
+        is_dying: bool = False,
         may_mount: bool = True,
     ) -> None:
         self.proxy = proxy
@@ -67,6 +71,9 @@ class Brokers:
         self._config = dict(config or {})
         self._may_mount = may_mount
         self._workspace = directory_on_disk("quiverlog-chaos-")
+        self._points = Path(self._workspace.name) / "points"
+        self._points.mkdir()
+        self._is_dying = is_dying
         self._busy = {node_id: asyncio.Lock() for node_id in NODE_IDS}
 
     @property
@@ -113,6 +120,18 @@ class Brokers:
             await asyncio.to_thread(broker.kill)
             return True
 
+    def die_at(self, point: str) -> None:
+        """Have the first broker die that comes there in a transaction."""
+        (self._points / point).touch()
+
+    def live_on(self, point: str) -> bool:
+        """Take the wish back; False: a broker has died, or is about to."""
+        try:
+            (self._points / point).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
     async def stop(self, node_id: int) -> bool:
         """SIGTERM, and wait for the end."""
         async with self._busy[node_id]:
@@ -124,9 +143,13 @@ class Brokers:
             except BrokerFailed as error:
                 self._found(node_id, f"did not stop: {str(error)[-3000:]}")
                 return True
-            if code and not self._may_be_unclean(node_id):
+            if code and not self._has_died(code) and not self._may_be_unclean(node_id):
                 self._found(node_id, f"ended with exit code {code} after the stop signal")
             return True
+
+    def _has_died(self, code: int) -> bool:
+        """As it was asked to."""
+        return self._is_dying and code == -signal.SIGKILL
 
     def _may_be_unclean(self, node_id: int) -> bool:
         """A full disk, or a partition that is offline, costs the mark of a clean stop."""
@@ -161,7 +184,8 @@ class Brokers:
             try:
                 await asyncio.to_thread(broker.start)
             except BrokerFailed as error:
-                if not self.disks[node_id].is_full:
+                has_died = self._is_dying and f"exit code {-signal.SIGKILL:d}" in str(error)
+                if not has_died and not self.disks[node_id].is_full:
                     self._found(node_id, f"did not start: {str(error)[-3000:]}")
 
     def look(self) -> None:
@@ -174,7 +198,7 @@ class Brokers:
         broker = self.by_id[node_id]
         if broker.has_ended:
             code = broker.wait()
-            if not self.disks[node_id].is_full:
+            if not self._has_died(code) and not self.disks[node_id].is_full:
                 self._found(node_id, f"ended by itself with exit code {code}")
 
     # --- the end -------------------------------------------------------------------------------
@@ -238,7 +262,14 @@ class Brokers:
         }
         disk = self.disks[node_id]
         host, port = self._addresses[node_id]
-        broker = BrokerProcess(disk.data_dir, config, f"{host}:{port}", start_timeout=START_S)
+        command = (sys.executable, str(DYING), str(self._points), "broker")
+        broker = BrokerProcess(
+            disk.data_dir,
+            config,
+            f"{host}:{port}",
+            start_timeout=START_S,
+            command=command if self._is_dying else COMMAND,
+        )
         self.by_id[node_id] = broker
         await asyncio.to_thread(broker.start)
 

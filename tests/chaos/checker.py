@@ -11,6 +11,7 @@ Owns the rules that need a whole history:
 7. errors: no client got an error that no fault may cause.
 8. topics: creations and deletions are linearizable (`tests.sim.cluster.linear`).
 9. rows below `replicated` are gone only where another leader was elected.
+10. torn: all rows of a transaction are there, or none; all where its commit was answered.
 
 Not here: brokers, files, clients.
 """
@@ -52,6 +53,7 @@ def check(history: History) -> Verdict:
     _failed(history.sends, final, verdict)
     _readers(history, final, verdict)
     _given_up(history, topics, final, verdict)
+    _torn(history.sends, final, verdict)
     for name, operations in history.changes.items():
         if not is_linearizable(operations, register_model, False):
             verdict.problems.append(f"topics: {name} has no order of {operations}")
@@ -151,6 +153,25 @@ def _failed(sends: list[Send], final: dict[Key, dict[int, int]], verdict: Verdic
                     f"failed: rows {send.number} to {send.number + send.rows} of producer"
                     f" {send.producer} are in {send.key}, and its send failed: {send.error}"
                 )
+
+
+def _torn(sends: list[Send], final: dict[Key, dict[int, int]], verdict: Verdict) -> None:
+    """Rule 10."""
+    there = {key: set(rows.values()) for key, rows in final.items()}
+    found: dict[tuple[int, int], list[tuple[Send, int]]] = defaultdict(list)
+    for send in sends:
+        if send.transaction >= 0:
+            values = _values(send.producer, send.number, send.rows)
+            count = len(there.get(send.key, set()).intersection(values))
+            found[send.producer, send.transaction].append((send, count))
+    for (producer, number), parts in found.items():
+        count, whole = sum(count for _, count in parts), sum(send.rows for send, _ in parts)
+        is_committed = any(send.outcome is Outcome.OK for send, _ in parts)
+        if count != whole and (count or is_committed):
+            verdict.problems.append(
+                f"torn: {count} of {whole} rows of transaction {number} of producer {producer} are"
+                f" there, its outcome is {parts[0][0].outcome.value}"
+            )
 
 
 def _readers(history: History, final: dict[Key, dict[int, int]], verdict: Verdict) -> None:

@@ -17,6 +17,7 @@ from typing import Final
 from quiverlog import aio
 from quiverlog.client.base.results import ClusterMetadata
 from quiverlog.errors import QuiverlogError
+from tests.support.dying_broker import DIES_WITHIN_S, POINTS
 
 from .brokers import Brokers
 from .nemesis import NODE_IDS, Fault
@@ -39,6 +40,7 @@ class Nemesis:
         self._links: dict[tuple[str, int], list[LinkFault]] = {}
         self.done: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
+        self.died: Counter[str] = Counter()
 
     async def perform(self, schedule: Iterable[Fault], begin_s: float) -> None:
         """Return when the last fault has ended."""
@@ -68,6 +70,7 @@ class Nemesis:
             "stop": lambda: self._stop(node_id, fault.lasts_s),
             "little room": lambda: self._fill(node_id, LITTLE_ROOM_BYTES, fault.lasts_s),
             "full disk": lambda: self._fill(node_id, 0, fault.lasts_s),
+            "die in a transaction": lambda: self._die(fault.choice, fault.lasts_s),
         }
         if fault.kind in process:
             happened = await process[fault.kind]()
@@ -85,6 +88,19 @@ class Nemesis:
         await asyncio.sleep(lasts_s)
         await asyncio.gather(*(self._brokers.start(node_id) for node_id in node_ids))
         return any(killed)
+
+    async def _die(self, choice: int, lasts_s: float) -> bool:
+        """Whichever broker comes to the point, within this time."""
+        point = POINTS[choice % len(POINTS)]
+        self._brokers.die_at(point)
+        await asyncio.sleep(lasts_s)
+        if self._brokers.live_on(point):
+            return False
+        self.died[point] += 1
+        await asyncio.sleep(DIES_WITHIN_S)
+        # Which one it was is not known: those that another fault keeps down are started early.
+        await asyncio.gather(*(self._brokers.start(node_id) for node_id in NODE_IDS))
+        return True
 
     async def _pause(self, node_id: int, lasts_s: float) -> bool:
         if not self._brokers.pause(node_id):

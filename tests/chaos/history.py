@@ -67,7 +67,10 @@ class Stored(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Send:
-    """One call of `send`: rows `number` to `number + rows` of a producer, to one partition."""
+    """One call of `send`: rows `number` to `number + rows` of a producer, to one partition.
+
+    transaction: of this number of its producer; its answer has no offsets, so `stored` is empty.
+    """
 
     key: Key
     producer: int
@@ -77,6 +80,7 @@ class Send:
     outcome: Outcome = Outcome.UNKNOWN
     returned_s: float = float("inf")
     stored: tuple[Stored, ...] = ()
+    transaction: int = -1
     level: str = ""
     error: str = ""
 

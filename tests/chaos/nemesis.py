@@ -65,10 +65,12 @@ DISK: Final = {
     "little room": (2, 2.0, 6.0),
     "full disk": (2, 2.0, 6.0),
 }
+TRANSACTIONS: Final = {"die in a transaction": (1, 3.0, 6.0)}
 LANES: Final = {
     "process": (PROCESS, 1.0, 7.0),
     "network": (NETWORK, 0.5, 6.0),
     "disk": (DISK, 8.0, 25.0),
+    "transactions": (TRANSACTIONS, 1.0, 8.0),
 }
 """Lanes run side by side; in each, one fault after the other with a pause between: (kinds,
 shortest and longest pause)."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from quiverlog import aio
+from quiverlog.core.controller.internal_topics import STAGED
 from quiverlog.errors import QuiverlogError
 from tests.sim.cluster.linear import NEVER
 
@@ -30,6 +32,8 @@ __all__ = ["Report", "run"]
 SERVES_WITHIN_S: Final = 60.0
 """After healing: each partition takes rows, topics are created, all replicas are in sync. Generous:
 the machine may be busy with something else; what it took is printed."""
+GIVEN_UP_WITHIN_S: Final = 60.0
+"""After the last client: of its last transaction the coordinator waits for a sign of life."""
 ENDS_WITHIN_S: Final = 90.0
 """Sends under way have their delivery timeout."""
 DISK_BYTES_MIN: Final = 64 << 20
@@ -55,6 +59,8 @@ class Report:
     disk_kind: str = ""
     served_after_s: float = 0.0
     in_sync_after_s: float = 0.0
+    given_up_after_s: float = 0.0
+    died: dict[str, int] = field(default_factory=dict)
     silences_s: dict[str, float] = field(default_factory=dict)
 
     def text(self) -> str:
@@ -69,6 +75,8 @@ class Report:
             f"sends: {', '.join(f'{n} {one.value}' for one, n in counts.items())};"
             f" rows acknowledged {self.history.acknowledged_rows()},"
             f" rows handed to readers {self.verdict.rows_read}",
+            f"transactions: {self._transactions()}; brokers died in them at"
+            f" {_counted(self.died) or 'no point'}",
             f"topics changed: {len(changes)} operations on {len(self.history.changes)} names,"
             f" {sum(one.returned_us == NEVER for one in changes)} of unknown outcome"
             f" ({_counted(self.history.unknown)})",
@@ -76,12 +84,21 @@ class Report:
             "longest time without an acknowledged row, s: "
             + ", ".join(f"{topic} {took:.1f}" for topic, took in self.silences_s.items()),
             f"after healing: served in {self.served_after_s:.1f} s, all in sync in"
-            f" {self.in_sync_after_s:.1f} s",
+            f" {self.in_sync_after_s:.1f} s, all that was staged given up in"
+            f" {self.given_up_after_s:.1f} s",
             f"acknowledged rows gone, as their level allows: {_counted(given_up) or 'none'}",
         ]
         lines += [f"PROBLEM {problem}" for problem in self.verdict.problems]
         lines.append("every promise was kept" if not self.verdict.problems else "FAILED")
         return "\n".join(lines)
+
+    def _transactions(self) -> str:
+        outcomes = {
+            (send.producer, send.transaction): send.outcome.value
+            for send in self.history.sends
+            if send.transaction >= 0
+        }
+        return _counted(Counter(outcomes.values())) or "none"
 
 
 def _counted(counts: dict[str, int]) -> str:
@@ -107,7 +124,9 @@ async def run(
     proxy = Proxy()
     disk_bytes = max(DISK_BYTES_MIN, int(duration_s * DISK_BYTES_PER_S))
     try:
-        async with Brokers(proxy, disk_bytes, BROKER_CONFIG, may_mount=may_mount) as brokers:
+        async with Brokers(
+            proxy, disk_bytes, BROKER_CONFIG, is_dying=True, may_mount=may_mount
+        ) as brokers:
             try:
                 return await _run(seed, duration_s, schedule, brokers, proxy, on_step)
             finally:
@@ -142,6 +161,7 @@ async def _run(
     report.served_after_s = await _serves_again(brokers, workload, healed_s)
     await workload.stop_writing(ENDS_WITHIN_S)
     report.in_sync_after_s = await _all_in_sync(brokers, history, healed_s)
+    report.given_up_after_s = await _all_given_up(brokers, history, healed_s)
     report.silences_s = {
         topic.name: history.longest_silence_s(topic.name, begin_s, healed_s) for topic in TOPICS
     }
@@ -156,6 +176,7 @@ async def _run(
     report.verdict = check(history)
     report.verdict.problems += brokers.problems + _compare_replicas(brokers)
     report.done, report.missed = dict(nemesis.done), dict(nemesis.missed)
+    report.died = dict(nemesis.died)
     report.disk_kind = brokers.disk_kind
     return report
 
@@ -205,6 +226,27 @@ async def _all_in_sync(brokers: Brokers, history: History, healed_s: float) -> f
             ]
     if behind:
         history.errors.append(f"bound: not in sync {SERVES_WITHIN_S:g} s later: {behind[:5]}")
+    return time.monotonic() - healed_s
+
+
+async def _all_given_up(brokers: Brokers, history: History, healed_s: float) -> float:
+    """No transaction is open: each log start of `__staged` reaches the end, and nothing waits."""
+    deadline_s = time.monotonic() + GIVEN_UP_WITHIN_S
+    left: dict[int, object] = {0: None}
+    while left and time.monotonic() < deadline_s:
+        await asyncio.sleep(0.2)
+        try:
+            async with aio.connect(brokers.bootstrap, client_id="client-last-look") as client:
+                starts = await client.list_offsets(STAGED, "earliest")
+                ends = await client.list_offsets(STAGED, "latest")
+            left = {one: (starts[one], end) for one, end in ends.items() if starts[one] != end}
+        except QuiverlogError as error:
+            if time.monotonic() >= deadline_s:
+                history.errors.append(f"bound: {STAGED} cannot be asked for: {error}")
+    if left:
+        history.errors.append(
+            f"bound: rows by partition of {STAGED} are left {GIVEN_UP_WITHIN_S:g} s later: {left}"
+        )
     return time.monotonic() - healed_s
 
 

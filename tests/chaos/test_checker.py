@@ -52,6 +52,19 @@ def row_in_another_place(history: History) -> None:
     history.reads = []
 
 
+def torn_transaction(history: History) -> None:
+    """The first rows are there; no answer came."""
+    for number in (0, 6):
+        history.sends.append(Send(KEPT, 2, number, 1, 0.0, transaction=1))
+    row = value(2, 0)
+    history.final.append(Read("last", KEPT, 5, 0, array("q", [row]), 2.0))
+    history.reads.append(Read("a", KEPT, 5, 0, array("q", [row]), 2.0))
+
+
+def committed_transaction_that_is_not_there(history: History) -> None:
+    history.sends.append(Send(KEPT, 2, 0, 1, 0.0, Outcome.OK, 1.0, transaction=1))
+
+
 def row_twice(history: History) -> None:
     history.final[1] = read("last", KEPT, 4, 5, 0)
 
@@ -138,6 +151,8 @@ BROKEN: dict[str, Callable[[History], None]] = {
     "error:": error,
     "no other leader was elected": weak_row_lost,
     "topics:": deleted_topic_is_there,
+    "torn: 1 of 2": torn_transaction,
+    "torn: 0 of 1": committed_transaction_that_is_not_there,
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Iterable
@@ -21,13 +22,16 @@ from quiverlog import aio
 from quiverlog.client.rows.decoding import ConsumerBatch
 from quiverlog.errors import (
     BufferExhausted,
+    CommitUnknown,
     ConnectionClosed,
     ConnectionFailed,
     DeliveryTimedOut,
     InvalidReplicationFactor,
     QuiverlogError,
     RequestTimedOut,
+    StagedRowsLost,
     TopicExists,
+    TransactionClosed,
     UnknownTopic,
 )
 from quiverlog.types import Durability
@@ -56,6 +60,10 @@ READERS: Final = (
     ("nearest", "memory"),
     ("nearest", "flushed"),
 )
+TRANSACTORS: Final = 3
+TRANSACTED: Final = ("replicated", "replicated-flushed")
+"""Topics that plain producers write, too."""
+TRANSACTION_TIMEOUT_S: Final = 10.0
 ROWS_PER_SEND_MAX: Final = 20
 SENDS_UNANSWERED_MAX: Final = 16
 PACE_S: Final = 0.05
@@ -106,6 +114,8 @@ class Workload:
             self._writers.append(asyncio.create_task(self._produce(number, topic)))
         for number in range(2):
             self._writers.append(asyncio.create_task(self._administer(number)))
+        for number in range(TRANSACTORS):
+            self._writers.append(asyncio.create_task(self._transact(len(PRODUCERS) + number)))
         for number, (where, topic) in enumerate(READERS):
             self._readers.append(asyncio.create_task(self._consume(number, where, topic)))
 
@@ -143,6 +153,16 @@ class Workload:
                     await state.outcome_of_all()
 
         await self._again_and_again(f"producer-{number}", life, lambda: self._writing)
+
+    async def _transact(self, number: int) -> None:
+        state = _Transacting(self.history, number, random.Random(f"{self._seed}/{number}"))
+
+        async def life() -> None:
+            async with self._client(f"transactor-{number}") as client:
+                while self._writing:
+                    await state.step(client)
+
+        await self._again_and_again(f"transactor-{number}", life, lambda: self._writing)
 
     # --- consumers -----------------------------------------------------------------------------
     async def _consume(self, number: int, where: str, topic: str) -> None:
@@ -326,6 +346,72 @@ class _Producing:
         # Where rows may go with a leader, what is known of their producers may go too.
         if not is_timeout and error.code < 1000 and self._topic.is_kept:
             self._history.errors.append(f"error: producer-{self._number}: {error}")
+
+
+class _Transacting:
+    """One transactional id, and its rows over all its lives."""
+
+    def __init__(self, history: History, number: int, rng: random.Random) -> None:
+        self._history = history
+        self._number = number
+        self._rng = rng
+        self._next = self._begun = 0
+
+    async def step(self, client: aio.AsyncClient) -> None:
+        """One transaction, committed or aborted."""
+        rng = self._rng
+        wait: Any = rng.choice(("decided", "published"))
+        transaction = await client.transaction(
+            f"program-{self._number}",
+            wait=wait,
+            timeout=DELIVERY_TIMEOUT_S,
+            transaction_timeout=TRANSACTION_TIMEOUT_S,
+        )
+        self._begun += 1
+        sends: list[Send] = []
+        commits = rng.random() < 0.8
+        try:
+            try:
+                for _ in range(rng.randint(1, 5)):
+                    await self._send(transaction, sends)
+            finally:
+                if not commits or sys.exception() is not None:
+                    # Nothing was asked for that could publish them.
+                    _ended_with(sends, Outcome.FAILED)
+                    await transaction.abort()
+            if commits:
+                await self._commit(transaction, sends)
+        except (TransactionClosed, StagedRowsLost) as error:
+            self._history.unknown[type(error).__name__] += 1
+        await asyncio.sleep(rng.uniform(0, 4 * PACE_S))
+
+    async def _send(self, transaction: aio.AsyncTransaction, sends: list[Send]) -> None:
+        rows = self._rng.randint(1, ROWS_PER_SEND_MAX)
+        topic = self._rng.choice([one for one in TOPICS if one.name in TRANSACTED])
+        key = topic.name, self._rng.randrange(topic.partitions)
+        send = Send(key, self._number, self._next, rows, time.monotonic(), transaction=self._begun)
+        self._next += rows
+        sends.append(send)
+        self._history.sends.append(send)
+        values = [value(self._number, send.number + index) for index in range(rows)]
+        data = pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA)
+        await transaction.send(key[0], data, partition=key[1])
+
+    async def _commit(self, transaction: aio.AsyncTransaction, sends: list[Send]) -> None:
+        try:
+            await transaction.commit()
+        except CommitUnknown:
+            self._history.unknown["CommitUnknown"] += 1
+        except QuiverlogError:
+            _ended_with(sends, Outcome.FAILED)
+            raise
+        else:
+            _ended_with(sends, Outcome.OK)
+
+
+def _ended_with(sends: Iterable[Send], outcome: Outcome) -> None:
+    for send in sends:
+        send.outcome, send.returned_s = outcome, time.monotonic()
 
 
 def _read(reader: str, batch: ConsumerBatch) -> Read:
