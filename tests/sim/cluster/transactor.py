@@ -222,9 +222,7 @@ class QueryLife(_Staging):
         holder._instance, holder.epoch = self._instance, attempt.epoch
         holder.last_sequence = attempt.sequence - 1
         await holder._open_staging(complete)
-        task = AsyncTransaction(
-            holder, complete, timeout_s=self.timeout_s, wait="decided", previous=None
-        )
+        task = AsyncTransaction(holder, complete, timeout_s=self.timeout_s, wait="decided")
         try:
             await self.send_some(task, attempt)
             request = await task._staged()
