@@ -99,6 +99,12 @@ WORLD_BUGS: dict[str, tuple[Any, str, str, str]] = {
         "if not self._may_commit(asking):",
         "if False:",
     ),
+    "rows are called lost without a look whether they are published": (
+        transaction_world.Coordinating,
+        "_counted",
+        "if self._may_commit(asking):",
+        "if True:",
+    ),
     "answered before COMMITTED is safe": (
         transaction_world.Coordinating,
         "_decide",

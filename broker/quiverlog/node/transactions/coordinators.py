@@ -377,19 +377,25 @@ class Coordinators:
                 else:
                     yield self._published(hosted, tid, deadline_us, call.now)
                 continue
+            refused: QuiverlogError | None = None
             self._deciding[tid] += 1
             try:
                 level = yield from self._count(call, hosted, counts, deadline_us)
+            except QuiverlogError as error:
+                refused = error
             finally:
                 self._deciding[tid] -= 1
                 assert self._deciding[tid] >= 0
                 self._deciding += Counter()  # Without zeros.
-            # What was counted is of the past: look at all again, and decide in the same turn.
-            if not hosted.is_serving or hosted.machine is not machine:
+            # What was counted is of the past: look at all again, and decide in the same turn. Rows
+            # are missing, too, where the same commit, sent twice, was decided and published.
+            if self._ask(tid) != (hosted, machine):
                 continue
             standing = machine.check_commit(tid, request.epoch, request.sequence, digest)
             if standing.kind is not Standings.NEW:
                 continue
+            if refused is not None:
+                raise refused
             records = machine.commit(
                 tid,
                 request.epoch,
