@@ -25,7 +25,6 @@ SEEDS_PER_BUG = 400
 COORDINATOR = "core.transactions.coordinator"
 STAGED = "core.transactions.staged:Staged"
 PUBLISHES = "core.partition.publishes:Publishes"
-QUEUES = "node.transactions.queues:Queues"
 
 BUGS: dict[str, Mutation] = {
     "no new epoch at open": Mutation(
@@ -38,7 +37,7 @@ BUGS: dict[str, Mutation] = {
         f"{COORDINATOR}:_check_epoch", "epoch == state.epoch and state.closed is None", "True"
     ),
     "the last sequence is forgotten by the snapshot": Mutation(
-        f"{COORDINATOR}:Coordinator.apply",
+        f"{COORDINATOR}:Coordinator._replay_snapshot",
         "self.applied[record.transactional_id] = record.change",
         "self.applied[record.transactional_id] = replace(record.change, last=None)",
     ),
@@ -83,7 +82,9 @@ BUGS: dict[str, Mutation] = {
         "header.base_sequence == expected",
         "header.base_sequence >= expected",
     ),
-    "a later publish overtakes": Mutation(f"{QUEUES}.take", "line.parts[0]", "line.parts[-1]"),
+    "a later publish overtakes": Mutation(
+        "node.transactions.queues:Piece.__init__", "line.parts[0]", "line.parts[-1]"
+    ),
 }
 
 WORLD_BUGS: dict[str, tuple[Any, str, str, str]] = {

@@ -251,7 +251,7 @@ def run_world(seed: int) -> TransactionWorld:
     apps = [App(world, "q0", is_query=True), App(world, "q1", is_query=True)]
     apps.append(App(world, "p0", is_query=False))
     # Ids that deposed coordinators lack.
-    for number in range(rng.randint(0, 4)):
+    for number in range(rng.randint(0, 2)):
         late = App(world, f"n{number}", is_query=False, begins_at=rng.randint(50, 900))
         apps.append(late)
     for _ in range(rng.randint(2, 14)):
@@ -288,9 +288,10 @@ def _fault(world: TransactionWorld, apps: list[App]) -> None:
         world.fail_power()
     elif kind < 0.68:
         world.fail_power([rng.choice(world.targets)])
-    elif kind < 0.72:
+    elif kind < 0.75:
         world.coordinators.present.snapshot()
-    elif kind < 0.8:
+        world.after(rng.randint(5, 30), world.coordinators.elect)
+    elif kind < 0.82:
         world.coordinators.present.reap(rng.choice(apps).tid)
     else:
         rng.choice(apps).crash()

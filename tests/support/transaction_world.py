@@ -135,9 +135,12 @@ class TransactionWorld:
                     self.gone.add(name)
                     self.excused.update({name} if name[2] in decided else ())
             del log.rows[kept:]
+        # A deposed leader that was cut off may be alive with what the others have lost.
+        survives = self.rng.random() < 0.3
         for leaders in parts:
+            deposed = leaders.known[:-1] if survives else []
             leaders.elect(keep_tail=False)
-            del leaders.known[:-1]
+            leaders.known[:-1] = deposed
 
     def _whole(self) -> set[tuple[int, Log]]:
         """Which publishes a target has wholly: it may have acknowledged them."""
@@ -196,14 +199,12 @@ class Leaders:
 
     def _deliver(self, question: str, args: tuple[Any, ...]) -> None:
         who, rng = self.present, self._world.rng
-        if self._world.chaos and rng.random() < 0.25:
+        if self._world.chaos and rng.random() < 0.35:
             who = rng.choice(self.known)
         getattr(who, question)(*args)
 
 
 class Leader:
-    """A leadership: its appends, of which one batch is under way at a time."""
-
     def __init__(self, world: TransactionWorld, log: Log) -> None:
         self.world = world
         self.log = log
@@ -646,16 +647,17 @@ class Staging(Leader):
 
     def _pump(self) -> None:
         while piece := self.queues.take(self.world.moment.mono_us):
-            self.queues.loaded(piece, len(piece.items))
-            sent = piece.items[: self.world.rng.randint(1, 3)]
+            end = min(piece.end, piece.first + self.world.rng.randint(1, 3))
+            sent = piece.items[piece.first : end]
+            begin = piece.sequence
+            self.queues.loaded(piece, len(sent), len(sent))
             rows = [
                 (_header(piece.publish.producer_id, item), self.rows[item.offset].content.name)
                 for item in sent
             ]
             answered: list[bool] = []
             target = self.world.targets[piece.key[1]]
-            done = partial(self._forwarded, piece, len(sent), answered)
-            target.ask("forward", rows, done)
+            target.ask("forward", rows, begin, partial(self._forwarded, piece, answered))
             self.world.after(25, self._late, piece, answered)
         while self.queues.finished:
             done = self.queues.finished.pop(0)
@@ -666,12 +668,11 @@ class Staging(Leader):
 
     def _late(self, piece: Piece, answered: list[bool]) -> None:
         if not answered:
-            self._forwarded(piece, 0, answered, LOST, None)
+            self._forwarded(piece, answered, LOST, None)
 
     def _forwarded(
         self,
         piece: Piece,
-        count: int,
         answered: list[bool],
         error: QuiverlogError | None,
         end_offset: int | None,
@@ -687,7 +688,7 @@ class Staging(Leader):
         else:
             assert end_offset is not None
             level = int(Durability.REPLICATED)
-            self.queues.acknowledged(piece, count, end_offset, level, now_us)
+            self.queues.acknowledged(piece, end_offset, level, now_us)
         self._pump()
 
     def _finish(self, row: PublishRow, ends: Iterable[End]) -> None:
@@ -766,11 +767,11 @@ class Target(Leader):
             self.core.record(entry.content.header, self._row_end)
             self._row_end += entry.content.header.row_count
 
-    def forward(self, rows: list[tuple[BatchHeader, Any]], reply: Any) -> None:
+    def forward(self, rows: list[tuple[BatchHeader, Any]], begin: int, reply: Any) -> None:
         if self.is_broken:
             return
         try:
-            stored = self.core.stored([header for header, _ in rows])
+            stored = self.core.stored([header for header, _ in rows], begin)
         except OutOfOrderSequence as error:
             self.world.send(reply, error, None)
             return

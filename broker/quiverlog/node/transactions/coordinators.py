@@ -546,7 +546,10 @@ class Coordinators:
         publishing = self._publishing.get((hosted, request.transactional_id))
         if publishing is not None and publishing.committed.sequence != last.sequence:
             publishing = None  # Of a later transaction, which has waited for this one.
-        is_published = publishing is None or not publishing.parts
+        if publishing is None:
+            is_published = self._is_published(hosted, request.transactional_id, last.sequence)
+        else:
+            is_published = not publishing.parts
         if not is_published and request.wait:
             is_published = bool(
                 (yield self._published(hosted, request.transactional_id, deadline_us, call.now))
@@ -566,6 +569,14 @@ class Coordinators:
         )
 
     # --- publishing ----------------------------------------------------------------------------
+    def _is_published(self, hosted: Hosted, tid: str, sequence: int) -> bool:
+        """By the records: false where another broker coordinates the id by now."""
+        machine = self._serving.get(hosted)
+        state = None if machine is None else machine.applied.get(tid)
+        if state is None:
+            return False
+        return state.publishing is None or state.publishing.sequence != sequence
+
     def _published(self, hosted: Hosted, tid: str, deadline_us: int, now: Now) -> Starter:
         """Wait until what is being published of the id is; the result is whether it is."""
         publishing = self._publishing.get((hosted, tid))

@@ -1,8 +1,9 @@
-"""Coordinators that may have been deposed, and what delays the record of a publish."""
+"""Coordinators that may have been deposed, requests sent twice, and what delays a publish."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -10,6 +11,7 @@ from quiverlog.errors import NotLeader
 from quiverlog.limits import GIB
 from quiverlog.node.assignment.lookup import Lookup
 from quiverlog.node.transactions import coordinators as module
+from quiverlog.wire.transaction_messages import CountedTarget
 from tests.support.transactions import TransactionDriver
 
 
@@ -56,3 +58,33 @@ def test_a_publish_has_the_level_that_the_commit_asked_for(
     node.commit(epoch, 0, wait=0, durability=asked)
     node.count()
     assert [one.durability for one, _ in node.publishes] == [level]
+
+
+def test_a_decision_without_a_publish_here_is_not_called_published(node: TransactionDriver) -> None:
+    """As where the leadership ends in the turn in which the decision becomes safe."""
+    epoch = node.open().epoch
+    with mock.patch.object(module.Coordinators, "_publish"):
+        correlation = node.commit(epoch, 0, wait=0)
+        node.count()
+        response = node.response(correlation)
+    assert (response.error_code, response.outcome, response.is_published) == (0, 0, False)
+
+
+@pytest.mark.parametrize("is_gone", [True, False], ids=["rows", "topic"])
+def test_a_commit_sent_twice_whose_rows_are_published_by_the_first(
+    node: TransactionDriver, is_gone: bool
+) -> None:
+    """The rows of the second are missing because they have been published and given up."""
+    epoch = node.open().epoch
+    first = node.commit(epoch, 0)
+    second = node.commit(epoch, 0)
+    late = node.counts.pop()
+    node.count()
+    node.published()
+    assert node.response(first).outcome == 0
+    node.counts.append(late)
+    if is_gone:
+        node.count(is_whole=False)
+    else:
+        node.count(targets=[CountedTarget(b"gone" * 4, 0, 5)])
+    assert (node.response(second).error_code, node.response(second).outcome) == (0, 1)

@@ -211,26 +211,6 @@ def test_what_was_counted_is_looked_at_again(node: TransactionDriver) -> None:
     assert node.machine().applied["app"].last is None
 
 
-@pytest.mark.parametrize("is_gone", [True, False], ids=["rows", "topic"])
-def test_a_commit_sent_twice_whose_rows_are_published_by_the_first(
-    node: TransactionDriver, is_gone: bool
-) -> None:
-    """The rows of the second are missing because they have been published and given up."""
-    epoch = node.open().epoch
-    first = node.commit(epoch, 0)
-    second = node.commit(epoch, 0)
-    late = node.counts.pop()
-    node.count()
-    node.published()
-    assert node.response(first).outcome == 0
-    node.counts.append(late)
-    if is_gone:
-        node.count(is_whole=False)
-    else:
-        node.count(targets=[CountedTarget(b"gone" * 4, 0, 5)])
-    assert (node.response(second).error_code, node.response(second).outcome) == (0, 1)
-
-
 def test_two_commits_of_one_sequence_are_decided_once(node: TransactionDriver) -> None:
     epoch = node.open().epoch
     first = node.commit(epoch, 0, wait=0)
