@@ -35,6 +35,7 @@ __all__ = ["ACTIONS", "CODES", "REQUEST_TIMEOUT_S", "Action", "any_fault", "erro
 
 REQUEST_TIMEOUT_S = 0.15
 TOPIC, SINK = "attacked", "written"
+TRANSACTIONAL_ID = "app"
 ROWS: Final = 45
 """In each of the two partitions of TOPIC, in batches of 5."""
 T0, T1 = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
@@ -51,6 +52,8 @@ def prepare(broker: ScriptedBroker) -> None:
                 for partition in (0, 1):
                     producer.send(rows(15), partition=partition)
         client.create_topic(SINK, SCHEMA, partitions=2)
+        with client.transaction(TRANSACTIONAL_ID) as transaction:
+            transaction.send(SINK, rows(1))
 
 
 # --- what a program does --------------------------------------------------------------------------
@@ -96,6 +99,14 @@ def _produce(client: Any, **options: Any) -> None:
             assert sum(part.rows for part in future.result()) in (1, 7)
 
 
+def _transact(client: Any) -> None:
+    with client.transaction(TRANSACTIONAL_ID, timeout=REQUEST_TIMEOUT_S) as transaction:
+        staged = transaction.send(SINK, rows(7), partition=0)
+    assert staged.result() == 7
+    with client.transaction(TRANSACTIONAL_ID, timeout=REQUEST_TIMEOUT_S) as transaction:
+        transaction.abort()
+
+
 def _raw_produce(client: Any) -> None:
     data = pa.RecordBatch.from_pylist(rows(3), schema=SCHEMA)
     client.raw_produce(SINK, {0: [encode_batch(data, schema_id=1, timestamp_us=1)]})
@@ -113,7 +124,7 @@ def _fetch_range(client: Any) -> None:
 
 def _of_known(ask: Callable[[str], object]) -> None:
     with contextlib.suppress(quiverlog.UnknownTransactionalId):  # It may be forgotten.
-        ask("app")
+        ask(TRANSACTIONAL_ID)
 
 
 def _create_and_delete(client: Any) -> None:
@@ -150,6 +161,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("describe_topics", lambda c: c.describe_topics()),
     Action("describe_replicas", lambda c: c.describe_replicas()),
     Action("describe_producer", lambda c: c.describe_producer(0)),
+    Action("transaction", _transact),
+    Action("transactional_id", lambda c: c.transactional_id(TRANSACTIONAL_ID)),
     Action("list_transactions", lambda c: c.list_transactions(["open"])),
     Action("describe_transaction", lambda c: _of_known(c.describe_transaction)),
     Action("abort_transaction", lambda c: _of_known(c.abort_transaction)),

@@ -98,6 +98,8 @@ CLIENT: dict[str, dict[str, Any]] = {
     "describe_transaction": {"transactional_id": "app"},
     "abort_transaction": {"transactional_id": "app"},
     "forget_transaction": {"transactional_id": "app"},
+    "transaction": {"transactional_id": "app"},
+    "transactional_id": {"transactional_id": "app"},
     "list_topics": {},
     "metadata": {},
     "schemas": {"topic": "t"},
@@ -186,7 +188,7 @@ def _throw(kind: Any, method: str, call: Callable[..., Any], valid: dict[str, An
 def test_the_client(client: Any, method: str) -> None:
     def call(**arguments: Any) -> None:
         result = getattr(client, method)(**arguments)
-        if method == "producer":
+        if method in ("producer", "transaction"):
             result.abort()
         if method == "consumer":
             result.poll(0)
