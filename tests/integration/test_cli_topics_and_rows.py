@@ -17,8 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import quiverlog
 from quiverlog.cli import main
 from quiverlog.cli.console.failures import ExitCode
+from quiverlog.wire.messages import MetadataRequest
 from tests.support.broker import BrokerProcess
 
 pytestmark = pytest.mark.process
@@ -401,7 +403,10 @@ def test_doctor_names_an_address_that_does_not_answer(capfd):
 def test_a_producer_is_shown_by_its_id(cli: Command, topic: str, rows_csv: Path) -> None:
     cli("topic", "create", topic, "--schema", SCHEMA)
     cli("produce", "-t", topic, str(rows_csv))
-    shown = [cli.json("cluster", "producer", str(n), "--topic", topic) for n in range(64)]
+    with quiverlog.connect(cli.broker.bootstrap) as client:
+        number = client.raw_call(MetadataRequest(topics=[])).response.cluster_number
+    ids = [number << 47 | count for count in range(64)]
+    shown = [cli.json("cluster", "producer", str(one), "--topic", topic) for one in ids]
     (found,) = [one for one in shown if one["partitions"]]
     (partition,) = found["partitions"]
     assert partition.pop("idle_s") >= 0

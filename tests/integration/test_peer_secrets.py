@@ -27,7 +27,7 @@ from quiverlog.errors import (
     QuiverlogError,
     error_from_code,
 )
-from quiverlog.limits import UNPROVED_FRAME_BYTES_MAX
+from quiverlog.limits import FEATURE_LEVEL_MAX, UNPROVED_FRAME_BYTES_MAX
 from quiverlog.local.cluster import LocalCluster
 from quiverlog.local.secret_file import make_secret
 from quiverlog.node.metadata.quorum_wire import pack
@@ -124,6 +124,7 @@ def registering(node_id: int, directory_id: str, host: str, port: int) -> Regist
         port=port,
         listeners=[RegisteredListener("default", host, port)],
         wants_vote=True,
+        feature_level_max=FEATURE_LEVEL_MAX,
     )
 
 

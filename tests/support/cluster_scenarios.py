@@ -9,6 +9,7 @@ import pytest
 
 import quiverlog
 from quiverlog.client.base.results import PartitionMove
+from quiverlog.wire import messages as m
 
 __all__ = ["ClusterScenarios"]
 
@@ -83,7 +84,10 @@ class ClusterScenarios:
         with client.producer(topic, idempotent=True) as producer:
             for _ in range(3):
                 producer.send([row], partition=1).result()
-        described = [client.describe_producer(n, [topic, "nope"]) for n in range(64)]
+        # Ids are given out one after the other, above the number of the cluster.
+        number = client.raw_call(m.MetadataRequest(topics=[])).response.cluster_number
+        ids = [number << 47 | count for count in range(64)]
+        described = [client.describe_producer(one, [topic, "nope"]) for one in ids]
         (found,) = [one for one in described if one.partitions]
         (writes,) = found.partitions
         assert (found.epoch, found.silent) == (0, ())
