@@ -166,7 +166,7 @@ class PublishesAgainstLog(RuleBasedStateMachine):
 
     def cut(self, end: int) -> None:
         self.snapshots = [one for one in self.snapshots if one[0] <= end]
-        if not self.snapshots:
+        if not any(offset >= self.start for offset, _ in self.snapshots):
             self.snapshots = [(self.start, self.states.snapshot_below(self.start))]
         self.log = [one for one in self.log if one.next_offset <= end]
         self.restart()

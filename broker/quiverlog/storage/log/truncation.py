@@ -133,8 +133,9 @@ class TruncateJob:
         if self.trimmed is None:
             return
         known = checkpoint.snapshot_offsets(self.disk.list(self.key))
-        # A snapshot that is ahead is removed with the rows that are cut.
-        if not any(offset <= self.offset for offset in known):
+        # A snapshot that is ahead is removed with the rows that are cut; one below the log start
+        # lacks rows whose files are gone.
+        if not any(self.trimmed.offset <= offset <= self.offset for offset in known):
             blob = self.trimmed.encode()
             checkpoint.write_snapshot(self.disk, self.key, self.trimmed.offset, blob)
 

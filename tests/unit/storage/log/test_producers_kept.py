@@ -206,11 +206,12 @@ def next_sequence(producers: ProducerStates) -> int:
     return producers.publishes.table[CLUSTER, 3][-1].next_sequence
 
 
+@pytest.mark.parametrize("has_old", [True, False])
 @pytest.mark.parametrize("crashes", [True, False])
 def test_a_cut_below_all_snapshots_forgets_no_publish_whose_rows_are_trimmed(
-    crashes: bool,
+    crashes: bool, has_old: bool
 ) -> None:
-    """Only the snapshots have it, and both are ahead of the cut."""
+    """Only the snapshots have it, and all are ahead of the cut, or older than the row."""
     disk = SimDisk(1)
     log, producers = open_log(disk)
     append_publish(log, producers, range(6))
@@ -220,6 +221,8 @@ def test_a_cut_below_all_snapshots_forgets_no_publish_whose_rows_are_trimmed(
     trim(log, 8)
     assert all(base.base_offset >= 6 for base in log.reader.segments), "its files are gone"
     assert min(checkpoint.snapshot_offsets(disk.list(DIRECTORY))) > 10
+    if has_old:
+        checkpoint.write_snapshot(disk, DIRECTORY, 0, ProducerStates(0).snapshot())
     truncate(log, 10)
     if crashes:
         disk.crash()
