@@ -213,6 +213,7 @@ class CommitTransactionRequest(Request, array_like=True, gc=False):
         _check_number(
             "durability", self.durability, Durability.TOPIC_DEFAULT, Durability.REPLICATED_FLUSHED
         )
+        _check_number("timeout_ms", self.timeout_ms, 0, 2**31 - 1)
         _check_number("wait", self.wait, 0, 1)
         # Ignored, output would be committed without the offsets that it comes from.
         if self.offsets:

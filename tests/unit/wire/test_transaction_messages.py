@@ -105,6 +105,11 @@ def test_what_a_commit_waits_for(wait: int) -> None:
     judge(commit(wait=wait), wait in (0, 1), "wait")
 
 
+@pytest.mark.parametrize("timeout_ms", [-1, 0, 1, 2**31 - 1])
+def test_how_long_a_commit_waits(timeout_ms: int) -> None:
+    judge(commit(timeout_ms=timeout_ms), timeout_ms >= 0, "timeout_ms")
+
+
 @pytest.mark.parametrize("level", [-2, *Durability, 4])
 def test_a_commits_level(level: int) -> None:
     judge(commit(durability=level), -1 <= level <= 3, "durability")
