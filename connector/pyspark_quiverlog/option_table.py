@@ -507,9 +507,8 @@ REFUSED: Final = {
     "kafka.group.id": "there are no consumer groups here: the checkpoint keeps the position",
     "group.id": "there are no consumer groups here: the checkpoint keeps the position",
     "groupidprefix": "there are no consumer groups here: the checkpoint keeps the position",
-    "isolation.level": "there are no transactions yet, every row that can be read is committed; "
-    "leave it out",
-    "kafka.isolation.level": "there are no transactions yet; leave it out",
+    "isolation.level": "every row that can be read is committed; leave it out",
+    "kafka.isolation.level": "every row that can be read is committed; leave it out",
     "deliverymode": "the sink writes at least once, exactly once is not built yet; leave it out",
     "kafkaconsumer.polltimeoutms": "use `request.timeout`, such as 30s",
     "fetchoffset.numretries": "retries go on until `request.timeout`, such as 30s",

@@ -516,7 +516,7 @@ def commit_arrives_after_its_abort_was_told() -> None:
     assert following.previous == "aborted"
     world.lost.clear()
     world.settle()
-    assert world.committed() == [], "told is told"
+    assert world.committed() == [], "an abort that was answered stays true"
     following.commit()
 
 
@@ -524,6 +524,6 @@ def test_a_commit_that_arrives_after_its_abort_was_told_commits_nothing() -> Non
     commit_arrives_after_its_abort_was_told()
     with (
         planted(BUGS["resolved under the same epoch"]),
-        pytest.raises(AssertionError, match="told is told"),
+        pytest.raises(AssertionError, match="an abort that was answered stays true"),
     ):
         commit_arrives_after_its_abort_was_told()

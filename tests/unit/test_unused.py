@@ -19,7 +19,6 @@ import pytest
 ROOT: Final = Path(__file__).resolve().parents[2]
 PRODUCT: Final = ("broker/quiverlog", "connector/pyspark_quiverlog", "demo/quiverlog_demo")
 EXCEPTIONS: Final[dict[str, str]] = {
-    "broker/quiverlog/core/transactions/*": "staging uses it: take out when there",
     **dict.fromkeys(
         [
             "connector/pyspark_quiverlog/__init__.py:streamReader",

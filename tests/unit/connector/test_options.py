@@ -120,7 +120,7 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
         ({"maxRowsPerTrigger": "1", "maxOffsetsPerTrigger": "1"}, "mean the same"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "is above"),
         ({"columns": "a,_offset"}, "come with `includeMetadata`"),
-        ({"isolation.level": "read_committed"}, "`isolation.level` does not apply: there are no"),
+        ({"isolation.level": "read_committed"}, "`isolation.level` does not apply: every row"),
         ({"fetchFrom": "closest"}, "`fetchFrom` is .*, allowed are leader, follower, nearest"),
         ({"client.rack": "b"}, "needs `fetchFrom`: set that to nearest or follower"),
         ({"kafka.client.rack": "b"}, "use `client.rack`"),

@@ -661,11 +661,6 @@ class Staged:
             attempts.quiet.append(attempt)
         return list(found.values())
 
-    def ask_at_us(self) -> int | None:
-        """When `to_ask` has an attempt next."""
-        attempt = self._attempts.quiet.first
-        return self._attempts.quiet_us[attempt] + ASK_AFTER_US if attempt else None
-
     def front(self) -> Key | None:
         """The transaction that keeps the log start where it is, unless it is decided."""
         first = self._transactions.order.first
@@ -723,7 +718,7 @@ class Staged:
         return [name.decode() for name in self._holder_slots]
 
     def staged_of(self, transactional_id: str) -> StagedOf | None:
-        """What an id has here: its rows are counted one by one, for a person who asks."""
+        """Return what an id has here. Its rows are counted one by one: only DESCRIBE asks."""
         holder = self._holder_slots.get(transactional_id.encode())
         if holder is None:
             return None

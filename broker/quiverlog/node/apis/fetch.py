@@ -278,7 +278,7 @@ def _read_replica(
     result.leader_epoch = state.leader_epoch
     result.log_start_offset = log.log_start_offset
     result.high_watermark = high_watermark
-    result.last_stable_offset = high_watermark  # There are no transactions.
+    result.last_stable_offset = high_watermark  # All rows are committed (ADR 0082).
     if entry.leader_epoch != state.leader_epoch:
         state.check_leader_epoch(entry.leader_epoch)
     if entry.offset > log.log_end_offset and state.leadership is None:
@@ -371,7 +371,7 @@ def out_of_range(replica: Replica, offset: int) -> OffsetOutOfRange:
 
 
 _ISOLATION_LEVELS: Final = frozenset(map(int, IsolationLevel))
-"""Both levels return the same rows while there are no transactions."""
+"""Both levels return the same rows: a topic holds committed ones only."""
 _CONSUMER: Final = -1
 
 

@@ -177,7 +177,7 @@ class _Counts(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """An id for a person who asks. `parts`: staging partitions that have not published yet."""
+    """An id as DESCRIBE_TRANSACTIONS shows it. `parts`: staging partitions yet to publish."""
 
     state: SnapshotState
     silent_ms: int

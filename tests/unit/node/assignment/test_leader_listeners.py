@@ -1,4 +1,4 @@
-"""Who leads is announced: once for each leader epoch, in order."""
+"""Leadership is announced to listeners: once for each leader epoch, in order."""
 
 from __future__ import annotations
 

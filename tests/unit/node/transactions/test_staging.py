@@ -14,7 +14,7 @@ import pytest
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.partition.partition import PartitionState
 from quiverlog.core.transactions import staged as staged_module
-from quiverlog.core.transactions.staged import ASK_AFTER_US, Key, Staged
+from quiverlog.core.transactions.staged import Key, Staged
 from quiverlog.core.transactions.staged_rows import (
     DoneRow,
     End,
@@ -325,7 +325,6 @@ def test_a_new_leader_has_the_rows_that_were_staged(staging: Staging) -> None:
     assert staging.index.bytes_held == before.bytes_held > 0
     assert staging.index.ids() == ["id", "other"]
     assert 0 < staging.index.oldest_us <= staging.node.mono_us
-    assert staging.index.ask_at_us() == staging.index.oldest_us + ASK_AFTER_US
     assert staging.count(CountedAttempt(ATTEMPT, 3, first, first + 2)).is_whole
 
 
