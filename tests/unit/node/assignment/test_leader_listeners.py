@@ -139,10 +139,11 @@ class Cluster:
         self.decide(self.elected(number, leader_id, **fields))
 
     def alter(self) -> None:
-        self.node.call(m.AlterTopicRequest(name="t", set_configs={"retention.ms": "1000"}))
+        """The controller answers once the logs that are being opened here are open."""
+        self.node.request(m.AlterTopicRequest(name="t", set_configs={"retention.ms": "1000"}))
 
     def delete(self) -> None:
-        self.node.call(m.DeleteTopicsRequest(names=["t"]))
+        self.node.request(m.DeleteTopicsRequest(names=["t"]))
 
 
 @pytest.fixture(autouse=True)
@@ -343,12 +344,13 @@ def test_what_is_announced_is_what_is_led(steps: list[tuple[Any, ...]]) -> None:
                 cluster.alter()
             elif name == "delete" and cluster.images:
                 cluster.delete()
-            elif name == "elect" and cluster.images:
-                cluster.elect(*values)
-            elif name == "move" and cluster.images:
-                number, replicas = values
+            elif name in ("elect", "move") and cluster.images:
+                number, value = values
                 try:
-                    cluster.move(number, replicas, replicas[-1])
+                    if name == "elect":
+                        cluster.elect(number, value)
+                    else:
+                        cluster.move(number, value, value[-1])
                 except ThrottledBroker:
                     continue  # Its files are still in use.
             assert node.metrics.internal_errors == 0
