@@ -125,6 +125,10 @@ class Future:
         self._done: tuple[object, BaseException | None, Now] | None = None
         self._then: Then | None = None
 
+    @property
+    def is_set(self) -> bool:
+        return self._done is not None
+
     def set(self, result: object, error: BaseException | None, now: Now) -> None:
         """Set the outcome. Only the first one counts."""
         if self._done is None:

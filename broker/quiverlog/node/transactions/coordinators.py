@@ -82,6 +82,9 @@ SWEEP_MS: Final = 10_000
 """Between two looks for ids that are to be forgotten."""
 _PARTS_PER_STEP: Final = 500
 _STUCK_MAX: Final = 256
+_SWEEP_MIN: Final = 256
+"""Moments from which on those of commits that are answered are taken out: a heap has no cheap
+removal."""
 _TARGET_ROWS_MAX: Final = 2**31 - 1
 
 _Key = tuple[Hosted, str]
@@ -189,7 +192,8 @@ class Shown(NamedTuple):
 class Coordinators:
     __slots__ = (
         "_deciding", "_expiry_ms", "_hosting", "_later", "_metrics", "_number", "_outbox",
-        "_publishing", "_ready", "_serving", "_sweep_us", "_under_way", "_view", "leaders",
+        "_publishing", "_ready", "_serving", "_sweep_at", "_sweep_us", "_under_way", "_view",
+        "leaders",
     )  # fmt: skip
 
     def __init__(
@@ -211,10 +215,11 @@ class Coordinators:
         self._publishing: dict[_Key, _Publishing] = {}
         # Ids whose staged rows are being counted, and how many requests have it done.
         self._deciding: Counter[str] = Counter()
-        # Parts that are to be asked now, and what is due later, by time.
+        # Parts that are to be asked now; and what is due later, by time.
         self._ready: deque[tuple[_Publishing, int]] = deque()
         self._under_way = 0
-        self._later: list[tuple[int, int, Callable[[Now], None]]] = []
+        self._later: list[tuple[int, int, Callable[[Now], None], Future | None]] = []
+        self._sweep_at = _SWEEP_MIN
         self._number = 0
         self._sweep_us = 0
         self._expiry_ms = expiry_ms
@@ -262,6 +267,8 @@ class Coordinators:
     def next_us(self) -> int | None:
         if self._ready and self._under_way < PUBLISHES_MAX:
             return AT_ONCE_US
+        while self._later and _is_in_vain(self._later[0]):
+            heapq.heappop(self._later)
         due = [self._later[0][0]] if self._later else []
         if self._has_ids:
             due.append(self._sweep_us)
@@ -273,16 +280,21 @@ class Coordinators:
 
     def run(self, now: Now) -> None:
         while self._later and self._later[0][0] <= now.mono_us:
-            _, _, call = heapq.heappop(self._later)
+            _, _, call, _ = heapq.heappop(self._later)
             call(now)
         self._ask_ready(now)
         if self._has_ids and self._sweep_us <= now.mono_us:
             self._sweep_us = now.mono_us + SWEEP_MS * 1000
             self._forget(now)
 
-    def _at(self, due_us: int, call: Callable[[Now], None]) -> None:
+    def _at(self, due_us: int, call: Callable[[Now], None], ends: Future | None = None) -> None:
+        """`ends`: the wait that `call` ends, and without which it is not needed."""
+        if len(self._later) >= self._sweep_at:
+            self._later = [one for one in self._later if not _is_in_vain(one)]
+            heapq.heapify(self._later)
+            self._sweep_at = max(_SWEEP_MIN, 2 * len(self._later))
         self._number += 1
-        heapq.heappush(self._later, (due_us, self._number, call))
+        heapq.heappush(self._later, (due_us, self._number, call, ends))
 
     def _pause(self, due_us: int) -> Starter:
         future = Future()
@@ -584,7 +596,7 @@ class Coordinators:
             return self._pause(now.mono_us + PUBLISH_BACKOFF_MS_MIN * 1000)
         future = Future()
         publishing.waits.append(future)
-        self._at(deadline_us, partial(publishing.give_up, future))
+        self._at(deadline_us, partial(publishing.give_up, future), future)
         return future.wait
 
     def _publish(self, hosted: Hosted, tid: str, committed: Committed, now: Now) -> None:
@@ -762,6 +774,11 @@ def _decision_level(hosted: Hosted) -> int:
     if leadership is None or not leadership.is_replicated:
         return int(Durability.FLUSHED)
     return int(Durability.REPLICATED_FLUSHED)
+
+
+def _is_in_vain(moment: tuple[int, int, object, Future | None]) -> bool:
+    ends = moment[3]
+    return ends is not None and ends.is_set
 
 
 def _ignore(_offset: int, _error: QuiverlogError | None, _now: Now) -> None:

@@ -88,3 +88,39 @@ def test_a_commit_sent_twice_whose_rows_are_published_by_the_first(
     else:
         node.count(targets=[CountedTarget(b"gone" * 4, 0, 5)])
     assert (node.response(second).error_code, node.response(second).outcome) == (0, 1)
+
+
+# --- moments -------------------------------------------------------------------------------------
+def moments(node: TransactionDriver) -> int:
+    return len(node.node.broker.coordinators._later)
+
+
+def test_a_commit_that_is_answered_leaves_no_moment(node: TransactionDriver) -> None:
+    """The deadline of its wait may be weeks away."""
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 0, timeout_ms=2**31 - 1)
+    node.count()
+    assert node.node.broker.coordinators.next_us() is not None
+    assert moments(node) == 1
+    node.published()
+    assert node.response(correlation).is_published
+    node.settle()
+    assert moments(node) == 0
+
+
+def test_moments_of_answered_commits_do_not_pile_up_behind_one_that_waits(
+    node: TransactionDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SWEEP_MIN", 4)
+    node.node.broker.coordinators._sweep_at = 4
+    waiting = node.commit(node.open().epoch, 0, timeout_ms=30_000)
+    node.count()
+    others = [node.commit(1, 0, timeout_ms=60_000 + n) for n in range(3)]
+    assert moments(node) == 4, "the bound: all of them wait"
+    (publishing,) = node.node.broker.coordinators._publishing.values()
+    for _ in others:
+        publishing.give_up(publishing.waits[-1], node.now)
+    node.commit(1, 0, timeout_ms=60_000)
+    assert moments(node) == 2, "one above: those that wait"
+    node.published()
+    assert node.response(waiting).is_published
