@@ -1,8 +1,8 @@
-"""Changing one line of the production code, in one node of many, for as long as its code runs.
+"""Changing one line of a function, in one node of many, for as long as its code runs.
 
 Owns `Mutation`: a function's source is read, one piece of text in it is replaced, the result is
-compiled in the function's own module, and `plant` swaps the function's code for the length of a
-`with`. The production line must be there exactly once: a change of it has to change the bug too.
+compiled in the function's own module, and `planted` swaps the function's code for the length of a
+`with`. The line must be there exactly once: a change of it has to change the bug too.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ __all__ = ["Mutation", "NotThere", "planted"]
 
 
 class NotThere(LookupError):
-    """The line that a bug changes is not in the production code (any more)."""
+    """The line that a bug changes is not in the code (any more)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """`before` becomes `after` in the function `module:name` (`Class.method` for methods)."""
+    """`before` becomes `after` in the function `module:name` (`Class.method` for methods).
+
+    The module is one of quiverlog, or of the tests where its name begins with `tests.`.
+    """
 
     where: str
     before: str
@@ -35,7 +38,8 @@ class Mutation:
         """The function whose code is changed. Raises NotThere."""
         module_name, _, path = self.where.partition(":")
         try:
-            found = importlib.import_module(f"quiverlog.{module_name}")
+            package = "" if module_name.startswith("tests.") else "quiverlog."
+            found = importlib.import_module(package + module_name)
             *above, last = path.split(".")
             for name in above:
                 found = getattr(found, name)
@@ -68,9 +72,11 @@ def _compiled(mutation: Mutation) -> CodeType:
         del lines[0]
     flags = function.__code__.co_flags & _FUTURE_FLAGS
     scope: dict[str, object] = {}
-    code = compile("\n".join(lines), f"<planted in {mutation.where}>", "exec", flags, True)
+    # In a class, so that `super()` has its cell. One without a letter mangles no names.
+    source = "class _:\n" + textwrap.indent("\n".join(lines), " ")
+    code = compile(source, f"<planted in {mutation.where}>", "exec", flags, True)
     exec(code, dict(function.__globals__), scope)  # noqa: S102
-    made = scope[function.__name__]
+    made = vars(scope["_"])[function.__name__]
     assert isinstance(made, FunctionType)
     assert made.__code__.co_freevars == function.__code__.co_freevars, "no closures"
     return made.__code__
