@@ -16,6 +16,7 @@ import enum
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from quiverlog.errors import (
@@ -56,7 +57,9 @@ APPLY_RECORDS: Final = 1_000
 """Replayed in one turn of the loop."""
 SNAPSHOT_LOG_BYTES_MIN: Final = 8 * MIB
 SNAPSHOT_STATES: Final = 4
-"""A snapshot is taken when the log is this many times as large as the last one."""
+"""A snapshot is taken when the log is this many times as large as the state."""
+_COUNTED_PER_TURN: Final = 500
+"""Records of the state, whose size is not known after a replay."""
 _SNAPSHOT_PIECE_RECORDS: Final = 500
 _SNAPSHOT_PIECE_BYTES: Final = 256 * KIB
 _RETRY_US_MIN: Final = 50_000
@@ -156,10 +159,10 @@ class Hosted:
     ignored when it comes back."""
 
     __slots__ = (
-        "_barrier", "_barrier_us", "_ended", "_group", "_job", "_life", "_log_bytes", "_machine",
-        "_parts", "_pause_us", "_pending_bytes", "_pending_records", "_pending_waiters", "_queue",
-        "_replay", "_replayed", "_safe_to", "_snapshot", "_state", "_state_bytes", "_unapplied",
-        "_why", "kind", "leader_epoch", "replica",
+        "_barrier", "_barrier_us", "_ended", "_group", "_is_counted", "_job", "_life", "_log_bytes",
+        "_machine", "_parts", "_pause_us", "_pending_bytes", "_pending_records", "_pending_waiters",
+        "_queue", "_replay", "_replayed", "_safe_to", "_snapshot", "_state", "_state_bytes",
+        "_unapplied", "_uncounted", "_why", "kind", "leader_epoch", "replica",
     )  # fmt: skip
 
     def __init__(self, parts: Hosting, kind: Kind, replica: Replica) -> None:
@@ -187,7 +190,10 @@ class Hosted:
         self._group: _Group | None = None
         self._pending_records = self._pending_bytes = self._pending_waiters = 0
         self._snapshot: _Snapshot | None = None
+        # Of the state: when the last snapshot was taken, or, after a replay, when it is counted.
         self._log_bytes = self._state_bytes = 0
+        self._is_counted = False
+        self._uncounted: Iterator[Any] | None = None
 
     @property
     def is_serving(self) -> bool:
@@ -600,6 +606,7 @@ class Hosted:
         self._state = _State.SERVING
         self._pause_us = _RETRY_US_MIN
         self._log_bytes, self._state_bytes = replay.byte_count, 0
+        self._is_counted, self._uncounted = False, None
         self._replay = None
         self._parts.outbox.log(
             "info",
@@ -618,15 +625,32 @@ class Hosted:
     def _look_at_snapshot(self, now: Now) -> None:
         if not self.kind.takes_snapshots or self._snapshot is not None:
             return
-        if self._log_bytes <= max(SNAPSHOT_LOG_BYTES_MIN, SNAPSHOT_STATES * self._state_bytes):
+        if self._log_bytes <= SNAPSHOT_LOG_BYTES_MIN:
             return
         try:
+            # Else each leadership would write the whole state, however little was added to it.
+            if not self._is_counted and not self._count_state():
+                return
+            if self._log_bytes <= SNAPSHOT_STATES * self._state_bytes:
+                return
             self._snapshot = snapshot = _Snapshot(self.kind.capture(self.machine))
             self._snapshot_piece(snapshot, now)
         except Exception as bug:
-            self._snapshot = None
-            self._state_bytes = self._log_bytes  # Not with each append again.
+            self._snapshot = self._uncounted = None
+            # Not with each append again.
+            self._state_bytes, self._is_counted = self._log_bytes, True
             self._parts.outbox.internal_error(f"a snapshot of {self.replica.name}", bug)
+
+    def _count_state(self) -> bool:
+        """Count some more of it; return whether all is counted."""
+        if self._uncounted is None:
+            self._uncounted = self.kind.capture(self.machine)
+        some = list(islice(self._uncounted, _COUNTED_PER_TURN))
+        self._state_bytes += sum(bytes_of(self.kind.row(record)) for record in some)
+        self._is_counted = len(some) < _COUNTED_PER_TURN
+        if self._is_counted:
+            self._uncounted = None
+        return self._is_counted
 
     def _snapshot_piece(self, snapshot: _Snapshot, now: Now) -> None:
         records, rows, byte_count = [], [], 0

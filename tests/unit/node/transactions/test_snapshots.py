@@ -15,6 +15,7 @@ from quiverlog.node.partitions.trimming import Trims
 from quiverlog.node.runtime.events import Tick
 from quiverlog.node.transactions import hosted as module
 from quiverlog.storage.log.log import Log
+from quiverlog.storage.segment.segment_files import SEGMENT_HEADER_BYTES
 from tests.support.counters import BEGIN, END, CounterKind
 from tests.support.node import SCHEMA
 from tests.unit.node.transactions.test_hosted import Counters
@@ -125,6 +126,45 @@ def test_the_next_one_comes_at_four_times_its_size(counters: Counters) -> None:
     held = counters.replica.log.reader.size_bytes - 64 - 6 * BATCH_BYTES
     assert number - 100 <= 4 * snapshot_bytes // BATCH_BYTES + 1
     assert held > 0
+
+
+def test_one_leadership_takes_it_again_and_again(counters: Counters) -> None:
+    """The small state is rewritten each time the log has grown by five batches."""
+    with mock.patch.object(CounterKind, "capture", side_effect=lambda *_: iter([BEGIN, END])):
+        starts = []
+        for number in range(24):
+            propose(counters, number)
+            counters.node.settle()
+            if start(counters) not in [0, *starts]:
+                starts.append(start(counters))
+    # A snapshot counts as a batch of the log, which six more than five batches bring over it.
+    assert starts == [6, 13, 20, 27]
+    assert len(counters.kind.serves) == 1
+
+
+@pytest.mark.parametrize("per_turn", [1, 27, 28, 1_000])
+def test_a_new_leadership_waits_until_the_log_is_four_times_the_state(
+    counters: Counters, monkeypatch: pytest.MonkeyPatch, per_turn: int
+) -> None:
+    monkeypatch.setattr(module, "SNAPSHOT_LOG_BYTES_MIN", 0)
+    monkeypatch.setattr(module, "_COUNTED_PER_TURN", per_turn)
+    counters.propose(*range(24))
+    counters.node.settle()
+    state_bytes = len(state(*range(25))) * module.bytes_of((1,))  # With the record that follows.
+    counters.lead(epoch=5)
+    counters.node.settle()
+    held: list[int] = []
+    while start(counters) == 0:
+        held.append(counters.replica.log.reader.size_bytes - SEGMENT_HEADER_BYTES)
+        propose(counters, 1)
+        counters.node.settle()
+    assert len(counters.kind.serves) == 2
+    if per_turn > 1:  # Else it is not counted by then.
+        assert held[-1] <= 4 * state_bytes < held[-1] + BATCH_BYTES, "at the bound not, above it"
+    rows_before = start(counters)
+    counters.lead(epoch=6)
+    counters.node.settle()
+    assert len(counters.machine.numbers) == rows_before
 
 
 def test_its_start_without_its_end(counters: Counters) -> None:
