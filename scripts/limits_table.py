@@ -80,6 +80,8 @@ LIMITS: Final[dict[str, tuple[str, str]]] = {
     ),
     "TRANSACTIONAL_ID_CHARS_MAX": ("characters of a transactional id", "INVALID_REQUEST"),
     "TRANSACTION_INSTANCE_BYTES_MAX": ("bytes of an instance", "INVALID_REQUEST"),
+    "TRANSACTION_EPOCH_MAX": ("an epoch of a transactional id", "INVALID_REQUEST"),
+    "TRANSACTION_SEQUENCE_MAX": ("the sequence of a transaction", "INVALID_REQUEST"),
     "TRANSACTION_TIMEOUT_MS_MAX": (
         "milliseconds without a sign of life of an id's holder",
         "INVALID_REQUEST",

@@ -277,6 +277,9 @@ REPLICA_SESSIONS_ENTRIES_MAX: Final = (REPLICATION_FACTOR_MAX - 1) * PARTITIONS_
 # --- transactions -----------------------------------------------------------------------------
 TRANSACTIONAL_ID_CHARS_MAX: Final = 512
 TRANSACTION_INSTANCE_BYTES_MAX: Final = 64
+TRANSACTION_EPOCH_MAX: Final = 2**62 - 1
+TRANSACTION_SEQUENCE_MAX: Final = 2**63 - 2
+"""The one that follows is an int64, too."""
 TRANSACTION_ATTEMPT_BYTES: Final = 16
 TRANSACTION_TIMEOUT_MS_DEFAULT: Final = 900_000
 TRANSACTION_TIMEOUT_MS_MAX: Final = 24 * 3_600_000

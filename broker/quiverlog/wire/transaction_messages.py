@@ -17,8 +17,10 @@ from quiverlog.limits import (
     RESOLVE_STAGED_ENTRIES_MAX,
     TRANSACTION_ATTEMPT_BYTES,
     TRANSACTION_ATTEMPTS_MAX,
+    TRANSACTION_EPOCH_MAX,
     TRANSACTION_INSTANCE_BYTES_MAX,
     TRANSACTION_PARTS_MAX,
+    TRANSACTION_SEQUENCE_MAX,
     TRANSACTION_TARGETS_MAX,
     TRANSACTION_TIMEOUT_MS_DEFAULT,
     TRANSACTION_TIMEOUT_MS_MAX,
@@ -82,6 +84,7 @@ __all__ = [
     "TransactionListing",
     "TransactionOffsets",
     "TransactionState",
+    "check_epoch_and_sequence",
     "check_transactional_id",
 ]
 
@@ -129,6 +132,12 @@ def check_transactional_id(transactional_id: str) -> None:
             f"a transactional id has 1 to {TRANSACTIONAL_ID_CHARS_MAX} characters, this one"
             f" {len(transactional_id)}."
         )
+
+
+def check_epoch_and_sequence(epoch: int, sequence: int) -> None:
+    """Raises InvalidRequest: one of them, or the one that follows it, is none."""
+    _check_number("epoch", epoch, 0, TRANSACTION_EPOCH_MAX)
+    _check_number("sequence", sequence, 0, TRANSACTION_SEQUENCE_MAX)
 
 
 def _check_number(name: str, value: int, low: int, high: int) -> None:
@@ -208,8 +217,7 @@ class CommitTransactionRequest(Request, array_like=True, gc=False):
     def check(self) -> None:
         """Raises InvalidRequest."""
         check_transactional_id(self.transactional_id)
-        _check_number("epoch", self.epoch, 0, 2**63 - 1)
-        _check_number("sequence", self.sequence, 0, 2**63 - 1)
+        check_epoch_and_sequence(self.epoch, self.sequence)
         _check_number(
             "durability", self.durability, Durability.TOPIC_DEFAULT, Durability.REPLICATED_FLUSHED
         )
@@ -283,8 +291,7 @@ class AbortTransactionRequest(Request, array_like=True, gc=False):
         check_transactional_id(self.transactional_id)
         # An operator ends what is open without looking it up.
         if not (self.force or self.forget):
-            _check_number("epoch", self.epoch, 0, 2**63 - 1)
-            _check_number("sequence", self.sequence, 0, 2**63 - 1)
+            check_epoch_and_sequence(self.epoch, self.sequence)
 
 
 class AbortTransactionResponse(Response, array_like=True, gc=False):
@@ -506,6 +513,15 @@ class ResolveStagedRequest(Request, array_like=True, gc=False):
     API: ClassVar[Api] = Api.RESOLVE_STAGED
     broker_id: Int32 = -1
     transactions: PerResolved[StagedTransaction] = []
+
+    def check(self) -> None:
+        """Raises InvalidRequest."""
+        for number, one in enumerate(self.transactions):
+            try:
+                check_transactional_id(one.transactional_id)
+                check_epoch_and_sequence(one.epoch, one.sequence)
+            except InvalidRequest as error:
+                raise InvalidRequest(f"transaction {number}: {error.message}") from None
 
 
 class ResolvedTransaction(Part, array_like=True, gc=False):

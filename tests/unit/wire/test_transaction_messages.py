@@ -43,6 +43,11 @@ def aborted(**changes: object) -> t.AbortTransactionRequest:
     return t.AbortTransactionRequest(**fields)  # type: ignore[arg-type]
 
 
+def resolved(**changes: object) -> t.ResolveStagedRequest:
+    fields = {"transactional_id": "id", "epoch": 0, "sequence": 0, **changes}
+    return t.ResolveStagedRequest(transactions=[t.StagedTransaction(**fields)])  # type: ignore[arg-type]
+
+
 def attempts(count: int, parts_each: int = 0) -> list[t.CommittedAttempt]:
     parts = [part(staged_partition=n, row_count=1) for n in range(parts_each)]
     return [
@@ -53,7 +58,12 @@ def attempts(count: int, parts_each: int = 0) -> list[t.CommittedAttempt]:
 IDS_MAX, INSTANCE_MAX = limits.TRANSACTIONAL_ID_CHARS_MAX, limits.TRANSACTION_INSTANCE_BYTES_MAX
 ATTEMPTS_MAX, PARTS_MAX = limits.TRANSACTION_ATTEMPTS_MAX, limits.TRANSACTION_PARTS_MAX
 DAY_MS = limits.TRANSACTION_TIMEOUT_MS_MAX
-Checked = t.OpenTransactionRequest | t.CommitTransactionRequest | t.AbortTransactionRequest
+Checked = (
+    t.OpenTransactionRequest
+    | t.CommitTransactionRequest
+    | t.AbortTransactionRequest
+    | t.ResolveStagedRequest
+)
 
 
 def test_the_bounds_are_those_of_the_design() -> None:
@@ -62,10 +72,16 @@ def test_the_bounds_are_those_of_the_design() -> None:
     assert limits.TRANSACTION_ATTEMPT_BYTES == 16
 
 
-@pytest.mark.parametrize("make", [opened, commit, aborted])
+@pytest.mark.parametrize("make", [opened, commit, aborted, resolved])
 @pytest.mark.parametrize(("chars", "is_good"), [(0, False), (1, True), (512, True), (513, False)])
 def test_a_transactional_id(make: Callable[..., Checked], chars: int, is_good: bool) -> None:
     judge(make(transactional_id="ü" * chars), is_good, "transactional id")
+
+
+def test_a_bad_question_refuses_all_of_them_and_is_named() -> None:
+    good = t.StagedTransaction("id", 0, 0)
+    request = t.ResolveStagedRequest(transactions=[good, good, t.StagedTransaction("", 0, 0)])
+    judge(request, False, "transaction 2: a transactional id has")
 
 
 def judge(request: Checked, is_good: bool, why: str) -> None:
@@ -92,10 +108,12 @@ def test_an_open(changes: dict[str, object], is_good: bool) -> None:
     judge(opened(**changes), is_good, next(iter(changes)))
 
 
-@pytest.mark.parametrize("make", [commit, aborted])
-@pytest.mark.parametrize("field", ["epoch", "sequence"])
-def test_epoch_and_sequence_are_given(make: Callable[..., Checked], field: str) -> None:
-    for value, is_good in ((-1, False), (0, True), (2**63 - 1, True)):
+@pytest.mark.parametrize("make", [commit, aborted, resolved])
+@pytest.mark.parametrize(("field", "most"), [("epoch", 2**62 - 1), ("sequence", 2**63 - 2)])
+def test_epoch_and_sequence_are_given_and_have_one_that_follows(
+    make: Callable[..., Checked], field: str, most: int
+) -> None:
+    for value, is_good in ((-1, False), (0, True), (most, True), (most + 1, False)):
         judge(make(**{field: value}), is_good, field)
     judge(aborted(epoch=-1, sequence=-1, force=True), True, "")
 
@@ -172,7 +190,7 @@ def test_the_largest_commit_fits_a_header_in_its_widest_form() -> None:
              for n in range(5)]  # fmt: skip
     names = (n.to_bytes(16, "big") for n in itertools.count())
     every = [attempt(name, *parts) for name in itertools.islice(names, ATTEMPTS_MAX)]
-    request = commit(*every, transactional_id="ü" * 512, epoch=far, sequence=far)
+    request = commit(*every, transactional_id="ü" * 512, epoch=far - 1, sequence=far)
     received(request).check()
 
 

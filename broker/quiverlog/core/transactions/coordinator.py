@@ -28,6 +28,7 @@ from quiverlog.errors import (
     TransactionFenced,
     UnknownTransactionalId,
 )
+from quiverlog.limits import TRANSACTION_EPOCH_MAX
 from quiverlog.types import NO_SEQUENCE, Now
 
 from .records import (
@@ -68,7 +69,7 @@ IDS_MAX: Final = 100_000
 SINGLE_USE_IDS_MAX: Final = 50_000
 """Of these: batch writes leave room for ids that stay."""
 OLD_INSTANCES_MAX: Final = 16
-EPOCHS_END: Final = 2**62
+EPOCHS_END: Final = TRANSACTION_EPOCH_MAX + 1
 """No id gets this epoch or one above: rows may be staged under any that a client makes up."""
 SINGLE_USE_EXPIRY_MS: Final = 3_600_000
 """After its commit: the client may ask again until then."""

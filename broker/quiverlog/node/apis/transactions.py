@@ -122,6 +122,7 @@ def handle_resolve_staged(broker: Broker, call: Call) -> Steps:
     """Answer one by one: several coordinators here may have their ids."""
     request = call.request
     assert isinstance(request, ResolveStagedRequest)
+    request.check()
     results: list[ResolvedTransaction] = []
     waits: list[tuple[ResolvedTransaction, Resolving, Starter]] = []
     for number, one in enumerate(request.transactions, 1):

@@ -30,7 +30,7 @@ from quiverlog.limits import (
     PRODUCE_BATCHES_MAX,
     TRANSACTION_ATTEMPT_BYTES,
 )
-from quiverlog.wire.transaction_messages import check_transactional_id
+from quiverlog.wire.transaction_messages import check_epoch_and_sequence, check_transactional_id
 
 __all__ = ["STAGED_SCHEMAS", "InnerChecks"]
 
@@ -109,8 +109,7 @@ class InnerChecks:
             raise InvalidRequest(f"kind {kind}: clients stage kind {KIND_BATCH} only.")
         name = _text(transactional_id)
         check_transactional_id(name)
-        if epoch < 0 or sequence < 0:
-            raise InvalidRequest(f"epoch {epoch}, sequence {sequence}: neither is negative.")
+        check_epoch_and_sequence(epoch, sequence)
         if len(attempt) != TRANSACTION_ATTEMPT_BYTES:
             raise InvalidRequest(
                 f"an attempt has {TRANSACTION_ATTEMPT_BYTES} bytes, this one {len(attempt)}."

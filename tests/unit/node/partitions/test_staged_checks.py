@@ -122,12 +122,12 @@ def test_what_is_checked_is_handed_on(world: World, inline_max: int) -> None:
     ):
         world.result(
             staged_batch([world.row(first, transactional_id="ü" * 512)]),
-            staged_batch([world.row(first, sequence=2**63 - 1, epoch=2**63 - 1), world.row()]),
+            staged_batch([world.row(first, sequence=2**63 - 2, epoch=2**62 - 1), world.row()]),
         )
     one = StagedRow("ü" * 512, 1, 2, ATTEMPT, world.topic, 0, 3, len(first))
     assert seen == [
         one,
-        one._replace(transactional_id="id", epoch=2**63 - 1, sequence=2**63 - 1),
+        one._replace(transactional_id="id", epoch=2**62 - 1, sequence=2**63 - 2),
         one._replace(transactional_id="id"),
     ]
 
@@ -149,8 +149,14 @@ BAD: dict[str, Bad] = {
     "another kind": (lambda w: w.row(kind=-1), e.InvalidRequest, "kind -1"),
     "an empty id": (lambda w: w.row(transactional_id=""), e.InvalidRequest, "this one 0"),
     "a long id": (lambda w: w.row(transactional_id="x" * 513), e.InvalidRequest, "this one 513"),
-    "a negative epoch": (lambda w: w.row(epoch=-1), e.InvalidRequest, "epoch -1"),
-    "a negative sequence": (lambda w: w.row(sequence=-1), e.InvalidRequest, "sequence -1"),
+    "a negative epoch": (lambda w: w.row(epoch=-1), e.InvalidRequest, "`epoch` is -1"),
+    "a negative sequence": (lambda w: w.row(sequence=-1), e.InvalidRequest, "`sequence` is -1"),
+    "an epoch that no id gets": (lambda w: w.row(epoch=2**62), e.InvalidRequest, "`epoch` is 46"),
+    "the last sequence": (
+        lambda w: w.row(sequence=2**63 - 1),
+        e.InvalidRequest,
+        "`sequence` is 92",
+    ),
     "no attempt": (lambda w: w.row(attempt=b""), e.InvalidRequest, "this one 0"),
     "a short attempt": (lambda w: w.row(attempt=b"a" * 15), e.InvalidRequest, "this one 15"),
     "a long attempt": (lambda w: w.row(attempt=b"a" * 17), e.InvalidRequest, "this one 17"),

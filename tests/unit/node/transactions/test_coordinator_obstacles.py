@@ -7,11 +7,15 @@ from unittest import mock
 
 import pytest
 
-from quiverlog.errors import NotLeader
+from quiverlog.errors import InvalidRequest, NotLeader
 from quiverlog.limits import GIB
 from quiverlog.node.assignment.lookup import Lookup
 from quiverlog.node.transactions import coordinators as module
-from quiverlog.wire.transaction_messages import CountedTarget
+from quiverlog.wire.transaction_messages import (
+    CountedTarget,
+    ResolveStagedRequest,
+    StagedTransaction,
+)
 from tests.support.transactions import TransactionDriver
 
 
@@ -88,6 +92,17 @@ def test_a_commit_sent_twice_whose_rows_are_published_by_the_first(
     else:
         node.count(targets=[CountedTarget(b"gone" * 4, 0, 5)])
     assert (node.response(second).error_code, node.response(second).outcome) == (0, 1)
+
+
+@pytest.mark.parametrize("bad", [("", 0, 0), ("x", -1, 0), ("x", 0, -1), ("x", 2**62, 0)])
+def test_a_bad_question_closes_nothing(node: TransactionDriver, bad: tuple[str, int, int]) -> None:
+    """Not the id of a good one beside it either."""
+    questions = [StagedTransaction("unknown", 5, 0), StagedTransaction(*bad)]
+    request = ResolveStagedRequest(broker_id=0, transactions=questions)
+    response = node.response(node.steps(request))
+    assert response.error_code == InvalidRequest.code
+    assert not node.syncs
+    assert node.open(tid="unknown").epoch == 1
 
 
 # --- moments -------------------------------------------------------------------------------------
