@@ -81,11 +81,12 @@ class Line:
     """`at`: the item of the first part that is read next; `sequence`: what the target expects then,
     which is less where rows before it are missing. `safe_at`, `safe_sequence`: the same of what is
     safe. `pieces`: those under way, in order. `is_reading`: the size of the last one is not known
-    yet, and so not where the next begins. `is_back`: nothing was safe since it has gone back."""
+    yet, and so not where the next begins. `is_back`: nothing was safe since it has gone back.
+    `missing`: items of the first part whose rows are counted as missing."""
 
     __slots__ = (
-        "at", "is_back", "is_reading", "parts", "pieces", "safe_at", "safe_sequence", "sequence",
-        "source",
+        "at", "is_back", "is_reading", "missing", "parts", "pieces", "safe_at", "safe_sequence",
+        "sequence", "source",
     )  # fmt: skip
 
     def __init__(self, source: Hashable) -> None:
@@ -94,6 +95,7 @@ class Line:
         self.pieces: deque[Piece] = deque()
         self.at = self.sequence = self.safe_at = self.safe_sequence = 0
         self.is_reading = self.is_back = False
+        self.missing: set[int] = set()
 
     @property
     def may_begin(self) -> bool:
@@ -150,6 +152,17 @@ class Piece:
     @property
     def source(self) -> Hashable:
         return self.line.source
+
+    def count_missing(self) -> None:
+        """Leave out rows that were counted before the publisher went back to them."""
+        left, self.missing_count, at = self.missing_count, 0, self.first
+        while left > 0:  # They lie before all that is sent.
+            if at not in self.line.missing:
+                self.line.missing.add(at)
+                self.missing_count += self.items[at].row_count
+            left -= self.items[at].row_count
+            at += 1
+        assert not left, "items are missing as a whole"
 
 
 class Waiting(NamedTuple):
@@ -413,8 +426,8 @@ class Queues:
                 one = line.pieces.popleft()
                 one.is_void = True
                 line.safe_at, line.safe_sequence = one.first + one.item_count, one.next_sequence
+                one.count_missing()  # Not before: a piece that fails is read again.
                 if one.missing_count:
-                    # Not before: a piece that fails is read again.
                     one.publish.missing_count += one.missing_count
                     self.lost.append(one)
                 target.failures, target.error, target.since_us = 0, None, now_us
@@ -423,6 +436,7 @@ class Queues:
             assert line.safe_at <= line.at, "what is safe was sent"
             if line.safe_at == len(items):
                 line.parts.popleft()
+                line.missing.clear()
                 line.begin_again(0, 0)
                 self._finish_part(publish)
                 if not line.parts:

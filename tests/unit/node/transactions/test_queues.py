@@ -291,6 +291,32 @@ def test_an_answer_that_nothing_explains_is_tried_again_later(expected: int) -> 
     assert driven.take().sequence == 12
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_rows_that_are_missing_are_counted_once(more: int) -> None:
+    """Also where they are read again; one that is missing only then is counted, too."""
+    driven = Driven()
+    publish = driven.add({A: items(3, 4, 5, 6)})
+    first = driven.take()
+    driven.queues.loaded(first, 2, 1, missing_count=3)
+    driven.acknowledge(first)
+    driven.queues.go_back(driven.sent(), 0, OutOfOrderSequence(), 0)
+    again = driven.take()
+    driven.queues.loaded(again, 2 + more, 1, missing_count=3 + 4 * more)
+    driven.acknowledge(again)
+    assert publish.missing_count == 3 + 4 * more
+    assert [one.missing_count for one in driven.queues.lost] == [3, 4][: 1 + more]
+    driven.acknowledge(driven.sent())
+    assert driven.queues.finished == [publish]
+
+
+def test_missing_rows_of_the_next_publish_are_its_own() -> None:
+    driven = Driven()
+    both = [driven.add({A: items(3, 4)}, number) for number in (1, 2)]
+    for publish in both:
+        driven.queues.skipped(driven.take(), 2, 7, driven.now_us)
+        assert publish.missing_count == 7
+
+
 # --- ends ----------------------------------------------------------------------------------------
 def test_rows_of_a_deleted_target_are_dropped_and_counted() -> None:
     driven = Driven()
@@ -433,12 +459,13 @@ class World:
         there = list(
             itertools.takewhile(lambda at: not self.is_missing(piece, at), wanted[len(lost) :])
         )
+        row_count = sum(piece.items[at].row_count for at in lost)
         if there:
-            self.queues.loaded(piece, len(lost) + len(there), 1, len(lost))
+            self.queues.loaded(piece, len(lost) + len(there), 1, row_count)
             self.bodies[piece] = [piece.items[at] for at in there]
             self.under_way.append(piece)
         else:
-            self.queues.skipped(piece, len(lost), len(lost), self.now_us)
+            self.queues.skipped(piece, len(lost), row_count, self.now_us)
             self.take_finished()
 
     def is_missing(self, piece: Piece, at: int) -> bool:
