@@ -291,7 +291,9 @@ class AbortTransactionRequest(Request, array_like=True, gc=False):
         check_transactional_id(self.transactional_id)
         # An operator ends what is open without looking it up.
         if not (self.force or self.forget):
-            check_epoch_and_sequence(self.epoch, self.sequence)
+            # Above those that an id gets: it ends none, and asks whether the id is known.
+            _check_number("epoch", self.epoch, 0, 2**63 - 1)
+            _check_number("sequence", self.sequence, 0, 2**63 - 1)
 
 
 class AbortTransactionResponse(Response, array_like=True, gc=False):

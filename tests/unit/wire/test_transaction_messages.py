@@ -108,13 +108,19 @@ def test_an_open(changes: dict[str, object], is_good: bool) -> None:
     judge(opened(**changes), is_good, next(iter(changes)))
 
 
-@pytest.mark.parametrize("make", [commit, aborted, resolved])
+@pytest.mark.parametrize("make", [commit, resolved])
 @pytest.mark.parametrize(("field", "most"), [("epoch", 2**62 - 1), ("sequence", 2**63 - 2)])
 def test_epoch_and_sequence_are_given_and_have_one_that_follows(
     make: Callable[..., Checked], field: str, most: int
 ) -> None:
     for value, is_good in ((-1, False), (0, True), (most, True), (most + 1, False)):
         judge(make(**{field: value}), is_good, field)
+
+
+@pytest.mark.parametrize("field", ["epoch", "sequence"])
+def test_an_abort_may_name_an_epoch_that_no_id_gets(field: str) -> None:
+    for value, is_good in ((-1, False), (0, True), (2**63 - 1, True)):
+        judge(aborted(**{field: value}), is_good, field)
     judge(aborted(epoch=-1, sequence=-1, force=True), True, "")
 
 
