@@ -37,6 +37,7 @@ from quiverlog.errors import (
     InvalidArgument,
     QuiverlogError,
     RequestTimedOut,
+    SequenceTaken,
     SequenceTooOld,
     TransactionClosed,
     TransactionFenced,
@@ -70,6 +71,7 @@ __all__ = ["AsyncHolder", "AsyncStagedFuture", "AsyncTransaction"]
 _INSTANCE_BYTES: Final = 16
 _ATTEMPT_BYTES: Final = TRANSACTION_ATTEMPT_BYTES
 _SIGNS_PER_TIMEOUT: Final = 3
+_SEQUENCE_MAX: Final = 2**63 - 1
 _ENDED: Final = (SequenceTooOld, TransactionClosed, TransactionFenced, UnknownTransactionalId)
 """Answers to an abort of what has ended already."""
 
@@ -158,6 +160,11 @@ class AsyncHolder:
         if opened.epoch != self.epoch or is_lost:
             await self.leave()
         self._learn(opened)
+        if self.last_sequence == _SEQUENCE_MAX:
+            raise InvalidArgument(
+                f"transactional id {shown(self.name)} has no sequence above {_SEQUENCE_MAX}, which"
+                " has committed: use another id, or forget this one."
+            )
         if self._staging is None:
             await self._open_staging(complete)
 
@@ -235,9 +242,10 @@ class AsyncHolder:
             self.unaborted = None
             raise
         self.unaborted = None
-        self._epoch_min = max(self._epoch_min, request.epoch + 1)
-        if answer.outcome:
+        if answer.outcome:  # Its epoch has not ended.
             self.committed(request.sequence)
+        else:
+            self._epoch_min = max(self._epoch_min, request.epoch + 1)
         return bool(answer.outcome)
 
     async def _resolve(self, request: CommitTransactionRequest, timeout_s: float) -> Outcome:
@@ -262,7 +270,7 @@ class AsyncHolder:
         self._learn(opened)
         try:
             outcome = await self._asked_again(request, timeout_s)
-        except (TransactionClosed, TransactionFenced):
+        except (SequenceTaken, TransactionClosed, TransactionFenced):
             outcome = "aborted"
         except SequenceTooOld:
             outcome = "unknown"  # Another client has held the id in between.
@@ -508,7 +516,9 @@ class AsyncTransaction:
                 await self._holder.leave()
                 raise
             self._holder.unanswered = None
-            if await self._abort_after(error):  # Served twice: the refusal is not all of it.
+            had_committed = await self._abort_after(error)
+            if had_committed and not isinstance(error, SequenceTaken):
+                # Served twice: the refusal is not all of it.
                 self._holder.unanswered = request
                 raise CommitUnknown(f"{error.message} But it may have committed.") from error
             raise

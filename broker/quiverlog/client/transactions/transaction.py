@@ -35,6 +35,7 @@ from quiverlog.errors import (
     InvalidArgument,
     QuiverlogError,
     RequestTimedOut,
+    SequenceTaken,
     SequenceTooOld,
     TransactionClosed,
     TransactionFenced,
@@ -68,6 +69,7 @@ __all__ = ["Holder", "StagedFuture", "Transaction"]
 _INSTANCE_BYTES: Final = 16
 _ATTEMPT_BYTES: Final = TRANSACTION_ATTEMPT_BYTES
 _SIGNS_PER_TIMEOUT: Final = 3
+_SEQUENCE_MAX: Final = 2**63 - 1
 _ENDED: Final = (SequenceTooOld, TransactionClosed, TransactionFenced, UnknownTransactionalId)
 """Answers to an abort of what has ended already."""
 
@@ -156,6 +158,11 @@ class Holder:
         if opened.epoch != self.epoch or is_lost:
             self.leave()
         self._learn(opened)
+        if self.last_sequence == _SEQUENCE_MAX:
+            raise InvalidArgument(
+                f"transactional id {shown(self.name)} has no sequence above {_SEQUENCE_MAX}, which"
+                " has committed: use another id, or forget this one."
+            )
         if self._staging is None:
             self._open_staging(complete)
 
@@ -233,9 +240,10 @@ class Holder:
             self.unaborted = None
             raise
         self.unaborted = None
-        self._epoch_min = max(self._epoch_min, request.epoch + 1)
-        if answer.outcome:
+        if answer.outcome:  # Its epoch has not ended.
             self.committed(request.sequence)
+        else:
+            self._epoch_min = max(self._epoch_min, request.epoch + 1)
         return bool(answer.outcome)
 
     def _resolve(self, request: CommitTransactionRequest, timeout_s: float) -> Outcome:
@@ -258,7 +266,7 @@ class Holder:
         self._learn(opened)
         try:
             outcome = self._asked_again(request, timeout_s)
-        except (TransactionClosed, TransactionFenced):
+        except (SequenceTaken, TransactionClosed, TransactionFenced):
             outcome = "aborted"
         except SequenceTooOld:
             outcome = "unknown"  # Another client has held the id in between.
@@ -497,7 +505,9 @@ class Transaction:
                 self._holder.leave()
                 raise
             self._holder.unanswered = None
-            if self._abort_after(error):  # Served twice: the refusal is not all of it.
+            had_committed = self._abort_after(error)
+            if had_committed and not isinstance(error, SequenceTaken):
+                # Served twice: the refusal is not all of it.
                 self._holder.unanswered = request
                 raise CommitUnknown(f"{error.message} But it may have committed.") from error
             raise

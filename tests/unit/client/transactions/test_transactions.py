@@ -486,6 +486,49 @@ def test_a_fenced_client_does_not_fence_to_find_out(client: Any, broker: Scripte
     assert stored(broker, "a") == [1]
 
 
+def commit_beside(tx: Any, sequence: int = 0) -> None:
+    """Another program commits under the transaction's own epoch, as none may."""
+    request = CommitTransactionRequest(
+        transactional_id=tx.transactional_id, epoch=tx._holder.epoch, sequence=sequence
+    )
+    tx._holder.run(questions.commit_transaction(tx._holder.cluster, request, timeout_s=WAIT_S))
+
+
+@pytest.mark.parametrize("end", ["commit", "commit without an answer", "abort"])
+def test_a_sequence_that_another_took_stops_nothing(broker: ScriptedBroker, end: str) -> None:
+    with quiverlog.connect(broker.bootstrap, request_timeout=WAIT_S) as client:
+        tx = client.transaction("app", timeout=1.0)
+        tx.send("a", {"id": 1}).result(WAIT_S)
+        if end == "commit without an answer":
+            broker.always(CommitTransactionRequest, "drop")
+            with pytest.raises(quiverlog.CommitUnknown):
+                tx.commit()
+            broker.heal()
+        commit_beside(tx)
+        if end == "commit":
+            with pytest.raises(quiverlog.SequenceTaken):
+                tx.commit()
+        elif end == "abort":
+            tx.abort()
+        with client.transaction("app", timeout=WAIT_S) as tx:
+            assert tx.previous == ("aborted" if end == "commit without an answer" else None)
+            assert tx.sequence == 1
+            tx.send("a", {"id": 2})
+        assert stored(broker, "a") == [2]
+
+
+def test_an_id_without_another_sequence_is_refused(client: Any, broker: ScriptedBroker) -> None:
+    with quiverlog.connect(broker.bootstrap) as second:
+        tx = second.transaction("app")
+        commit_beside(tx, 2**63 - 1)
+        tx.abort()
+    with pytest.raises(quiverlog.InvalidArgument, match="no sequence above 9223372036854775807"):
+        connect_tx(client)
+    client.forget_transaction("app")
+    with quiverlog.connect(broker.bootstrap) as third, third.transaction("app") as tx:
+        assert tx.sequence == 0
+
+
 def test_a_commit_that_is_published_late_is_committed(client: Any, broker: ScriptedBroker) -> None:
     def unpublished(request: Any, response: Any, body: bytes) -> tuple[Any, bytes]:
         response.is_published = False
