@@ -478,6 +478,7 @@ _COORDINATOR: Final = (
     e.RequestTimedOut,
     e.OutcomeUnknown,
     e.DiskFull,
+    e.CorruptLog,
 )
 _STAGED: Final = (
     *_PARTITION,
@@ -638,13 +639,11 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.SequenceTaken,
         e.StagedRowsLost,
         e.TransactionBusy,
-        e.TransactionTooLarge,
         e.UnknownTopicId,
-        e.InternalTopic,
     ),
     Api.ABORT_TRANSACTION: (*_COORDINATOR, e.UnknownTransactionalId, e.SequenceTooOld),
-    Api.LIST_TRANSACTIONS: (e.FeatureNotFinalised,),
-    Api.DESCRIBE_TRANSACTIONS: (e.FeatureNotFinalised,),
+    Api.LIST_TRANSACTIONS: (),
+    Api.DESCRIBE_TRANSACTIONS: (),
     Api.FORWARD: (
         *_STAGED,
         e.CorruptBatch,

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 import quiverlog.testing
+from quiverlog.local.cluster import LocalCluster
 from tests.stranger import client as c
+from tests.stranger import transactions
 from tests.support.broker import BrokerProcess
 
 pytestmark = pytest.mark.process
@@ -22,11 +24,18 @@ def stranger() -> Iterator[c.Stranger]:
         stranger.close()
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with quiverlog.testing.cluster(3) as cluster:
+        yield cluster
+
+
 def test_it_imports_nothing_of_quiverlog() -> None:
-    text = c.Path(c.__file__).read_text()
-    assert "import quiverlog" not in text
-    assert "from quiverlog" not in text
-    assert "pyarrow" not in text
+    for module in (c, transactions):
+        text = c.Path(module.__file__).read_text()
+        assert "import quiverlog" not in text
+        assert "from quiverlog" not in text
+    assert "pyarrow" not in c.Path(c.__file__).read_text()
 
 
 def test_a_day_in_its_life(stranger: c.Stranger) -> None:
@@ -68,28 +77,86 @@ def test_its_mistakes_are_named(stranger: c.Stranger) -> None:
     assert refused.value.code == 34, "OFFSET_OUT_OF_RANGE"
 
 
-def test_in_a_cluster_it_finds_the_controller_for_producer_ids() -> None:
+def test_in_a_cluster_it_finds_the_controller_for_producer_ids(cluster: LocalCluster) -> None:
     """Brokers never forward: each names the controller, and where it is."""
-    with quiverlog.testing.cluster(3) as cluster:
-        strangers = {}
-        for address in cluster.bootstrap.split(","):
-            host, _, port = address.rpartition(":")
-            strangers[host, int(port)] = c.Stranger(host, int(port))
-        controllers = set()
-        given = []
-        for one in strangers.values():
-            one.hello()
-            response, _ = one.ask(c.INIT_PRODUCER_ID, "", -1, -1)
-            if response[3]:
-                assert (response[3], response[5]) == (38, -1), "NOT_CONTROLLER, and no id"
-                _, host, port, *_ = response[7]
-                controllers.add((host, port))
-            else:
-                given.append(response[5])
-        assert len(given) == 1, "one decides"
-        assert len(controllers) == 1, "and the others name the same one"
-        decides = strangers[controllers.pop()]
-        given += [decides.init_producer()[0] for _ in range(2)]
-        assert len(set(given)) == 3
-        for one in strangers.values():
-            one.close()
+    strangers = {}
+    for address in cluster.bootstrap.split(","):
+        host, _, port = address.rpartition(":")
+        strangers[host, int(port)] = c.Stranger(host, int(port))
+    controllers = set()
+    given = []
+    for one in strangers.values():
+        one.hello()
+        response, _ = one.ask(c.INIT_PRODUCER_ID, "", -1, -1)
+        if response[3]:
+            assert (response[3], response[5]) == (38, -1), "NOT_CONTROLLER, and no id"
+            _, host, port, *_ = response[7]
+            controllers.add((host, port))
+        else:
+            given.append(response[5])
+    assert len(given) == 1, "one decides"
+    assert len(controllers) == 1, "and the others name the same one"
+    decides = strangers[controllers.pop()]
+    given += [decides.init_producer()[0] for _ in range(2)]
+    assert len(set(given)) == 3
+    for one in strangers.values():
+        one.close()
+
+
+@pytest.fixture
+def holder(cluster: LocalCluster) -> Iterator[transactions.TransactionalStranger]:
+    with transactions.transactional_stranger(cluster.bootstrap.split(",")[0]) as stranger:
+        yield stranger
+
+
+def test_it_commits_is_fenced_and_aborts(holder: transactions.TransactionalStranger) -> None:
+    app, a, b = "my-app", "one-of-a-stranger", "another-of-a-stranger"
+    holder.create(a)
+    holder.create(b)
+    first = holder.open(app, b"first life")
+    assert first.last_sequence == -1
+    staged = [holder.stage(app, first.epoch, 0, {a: [1, 2, 3], b: [4]})]
+    assert holder.read(a) == holder.read(b) == [], "no row before the commit"
+    committed = holder.commit(app, first.epoch, 0, staged)
+    assert (committed.outcome, committed.row_count, committed.is_published) == (0, 4, True)
+    assert committed.durability >= 2, "replicated"
+    assert (holder.read(a), holder.read(b)) == ([1, 2, 3], [4])
+    assert holder.commit(app, first.epoch, 0, staged).outcome == 1, "once"
+
+    second = holder.open(app, b"second life")
+    assert second.epoch > first.epoch
+    assert (second.last_sequence, second.is_publishing) == (0, False)
+    fenced = [
+        lambda: holder.open(app, b"first life"),
+        lambda: holder.commit(app, first.epoch, 1, []),
+        lambda: holder.abort(app, first.epoch, 1),
+    ]
+    for ask in fenced:
+        with pytest.raises(c.Refused) as refused:
+            ask()
+        assert refused.value.code == 84, "TRANSACTION_FENCED"
+    staged = [holder.stage(app, second.epoch, 1, {a: [5], b: [6]})]
+    assert holder.abort(app, second.epoch, 1) == 0
+    with pytest.raises(c.Refused) as refused:
+        holder.commit(app, second.epoch, 1, staged)
+    assert refused.value.code == 85, "TRANSACTION_CLOSED"
+    assert holder.open(app, b"second life").epoch > second.epoch
+    assert (holder.read(a), holder.read(b)) == ([1, 2, 3], [4])
+
+
+def test_the_coordinator_alone_answers(holder: transactions.TransactionalStranger) -> None:
+    app = "asked-anywhere"
+    epoch = holder.open(app, b"life").epoch
+    requests = [
+        (transactions.OPEN, b"life"),
+        (transactions.COMMIT, epoch, 0, []),
+        (transactions.ABORT, epoch, 0),
+    ]
+    others = [node for node in holder.addresses if node != holder.coordinator(app)]
+    assert len(others) == 2
+    for node in others:
+        for api, *fields in requests:
+            answer, _ = holder.at(node).ask(api, app, *fields)
+            assert answer[3] == 31, "NOT_LEADER"
+    committed = holder.commit(app, epoch, 0, [])
+    assert (committed.outcome, committed.row_count, committed.is_published) == (0, 0, True)

@@ -22,7 +22,6 @@ from quiverlog.errors import (
     ConnectionFailed,
     CoordinatorNotReady,
     FeatureNotFinalised,
-    FencedLeaderEpoch,
     InvalidRequest,
     NotLeader,
     QuiverlogError,
@@ -77,7 +76,6 @@ _COMMIT_TRY_MS: Final = 10_000
 _REFUSED: Final = (
     CoordinatorNotReady,
     FeatureNotFinalised,
-    FencedLeaderEpoch,
     InvalidRequest,
     NotLeader,
     SequenceTaken,
