@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from quiverlog import limits
+from quiverlog.client.transactions import questions
 from quiverlog.wire import messages as m
 from quiverlog.wire.registry import APIS
 from scripts import protocol_model
@@ -131,3 +132,17 @@ def test_bounds_in_the_text_are_the_real_ones() -> None:
         f"`max_wait_ms` (at most {limits.FETCH_MAX_WAIT_MS_MAX:,})",
     ):
         assert words in text, words
+
+
+def test_what_proves_that_a_commit_has_decided_nothing_can_be_answered() -> None:
+    """The client goes by the same list as the page."""
+    text = " ".join(PAGE.read_text().split())
+    listed = re.findall(r"\b[A-Z_]{2,}\b", text.split("decided nothing: ")[1].split(". They")[0])
+    assert listed == sorted(listed)
+    by_name = {kind.code_name(): kind for kind in questions._REFUSED}
+    assert set(listed) == set(by_name)
+    answered = {
+        *protocol_model.ENTRY_ERRORS[m.Api.COMMIT_TRANSACTION],
+        *protocol_model.REQUEST_ERRORS,
+    }
+    assert set(by_name.values()) <= answered
