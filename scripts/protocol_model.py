@@ -479,12 +479,14 @@ _COORDINATOR: Final = (
     e.OutcomeUnknown,
     e.DiskFull,
     e.CorruptLog,
+    e.UnsupportedFormat,
 )
 _STAGED: Final = (
     *_PARTITION,
     e.CoordinatorNotReady,
     e.FeatureNotFinalised,
     e.InvalidRequest,
+    e.UnsupportedFormat,
     e.WrongListener,
 )
 ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
@@ -509,6 +511,7 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.StagingFull,
         e.TransactionTooLarge,
         e.CoordinatorNotReady,
+        e.UnsupportedFormat,
     ),
     Api.FETCH: (
         *_PARTITION,

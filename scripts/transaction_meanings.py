@@ -77,6 +77,7 @@ TRANSACTIONS: Final[dict[str, str]] = {
     "TransactionDescription.staged": "by partition of `__staged`",
     "TransactionDescription.waits": "the longest first, at most 256",
     "TransactionListing.state": "0 open, 1 deciding, 2 publishing, 3 closed",
+    "UnservedPartition.name": "`__transactions` or `__staged`",
     "attempt": "16 random bytes that name one try to write the rows",
     "digest": "of what was decided; empty: nothing is",
     "epoch": "counts the holders of the transactional id",
@@ -101,4 +102,6 @@ TRANSACTIONS: Final[dict[str, str]] = {
     "staged_partition": "number of the partition of `__staged`",
     "timeout_ms": "without a sign of life for this time it may be closed",
     "transactions": "in the order of their ids",
+    "unserved": "partitions of internal topics that the broker leads and cannot use, at most 256",
+    "why": "which rows, and what is wrong with them, for people",
 }

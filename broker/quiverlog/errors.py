@@ -660,8 +660,8 @@ class AddressInUse(QuiverlogError):
 class UnsupportedFormat(QuiverlogError):
     code = 83
     hint = (
-        "A newer quiverlog wrote the file, or one from before the first release: start the one that"
-        " wrote it, or this one with an empty data directory."
+        "A newer quiverlog wrote it: start that one. If one from before the first release did:"
+        " start this one with an empty data directory."
     )
 
 

@@ -84,6 +84,7 @@ __all__ = [
     "TransactionListing",
     "TransactionOffsets",
     "TransactionState",
+    "UnservedPartition",
     "check_epoch_and_sequence",
     "check_transactional_id",
 ]
@@ -373,6 +374,15 @@ class TransactionDescription(Part, array_like=True, gc=False):
     waits: Few[PublishWait] = []
 
 
+class UnservedPartition(Part, array_like=True, gc=False):
+    """A partition of an internal topic that the broker leads and cannot serve: what it asks of it
+    is refused until another broker leads, or a later version runs."""
+
+    name: str = ""
+    partition: UInt31 = 0
+    why: str = ""
+
+
 class DescribeTransactionsResponse(Response, array_like=True, gc=False):
     """What the broker `node_id` has of these ids, in order; and of all ids together, what is staged
     there and what waits to be published from there."""
@@ -385,6 +395,7 @@ class DescribeTransactionsResponse(Response, array_like=True, gc=False):
     staged_bytes_max: UInt63 = 0
     staged_oldest_ms: UInt63 = 0
     waits: Few[PublishWait] = []
+    unserved: Few[UnservedPartition] = []
 
 
 # --- between brokers ----------------------------------------------------------------------------

@@ -39,7 +39,14 @@ def staging_rooms(client: Client, topics: Collection[str]) -> tuple[list[Staging
 
 def staging_warnings(rooms: Sequence[StagingRoom], now: datetime) -> list[tuple[str, str]]:
     """Return (finding, advice) of each that is wrong."""
-    found = []
+    found = [
+        (
+            f"Broker {one.broker} cannot use {why}",
+            "docs/operating.md, Internal partitions that are not served, has what to do.",
+        )
+        for one in rooms
+        for why in one.unserved
+    ]
     waits = [
         wait
         for room in rooms

@@ -145,13 +145,17 @@ class TransactionDetail:
 
 @dataclass(frozen=True, slots=True)
 class StagingRoom:
-    """What is staged at a broker, of all ids, and what waits to be published from there."""
+    """What is staged at a broker, of all ids, and what waits to be published from there.
+
+    `unserved`: partitions of internal topics that the broker cannot use, each with the reason.
+    """
 
     broker: int
     bytes: int
     bytes_max: int
     oldest_s: float
     waits: tuple[WaitingRows, ...] = field(default=())
+    unserved: tuple[str, ...] = field(default=())
 
 
 def list_transactions(
@@ -247,12 +251,18 @@ def describe_staging(cluster: Cluster) -> Operation[tuple[list[StagingRoom], lis
     for responses in pages.values():
         for one in responses:
             assert isinstance(one, DescribeTransactionsResponse)
-            if one.staged_bytes_max or one.waits:
+            if one.staged_bytes_max or one.waits or one.unserved:
+                unserved = tuple(f"{it.name}-{it.partition}: {it.why}" for it in one.unserved)
                 waits = tuple(_wait(wait, one.node_id) for wait in one.waits)
                 oldest_s = one.staged_oldest_ms / 1_000
                 found.append(
                     StagingRoom(
-                        one.node_id, one.staged_bytes, one.staged_bytes_max, oldest_s, waits
+                        one.node_id,
+                        one.staged_bytes,
+                        one.staged_bytes_max,
+                        oldest_s,
+                        waits,
+                        unserved,
                     )
                 )
     return found, silent

@@ -40,6 +40,7 @@ from quiverlog.wire.transaction_messages import (
     TransactionDescription,
     TransactionListing,
     TransactionState,
+    UnservedPartition,
 )
 
 __all__ = [
@@ -205,6 +206,10 @@ def handle_describe_transactions(broker: Broker, call: Call) -> Steps:
                 ),
             ]
         ),
+        unserved=[
+            UnservedPartition(one.replica.topic.name, one.replica.name.partition, one.why_failed)
+            for one in islice(broker.transactions.failed(), CONFIGS_PER_REQUEST_MAX)
+        ],
     )
 
 

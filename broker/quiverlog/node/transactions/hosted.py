@@ -159,10 +159,10 @@ class Hosted:
     ignored when it comes back."""
 
     __slots__ = (
-        "_barrier", "_barrier_us", "_ended", "_group", "_is_counted", "_job", "_life", "_log_bytes",
-        "_machine", "_parts", "_pause_us", "_pending_bytes", "_pending_records", "_pending_waiters",
-        "_queue", "_replay", "_replayed", "_safe_to", "_snapshot", "_state", "_state_bytes",
-        "_unapplied", "_uncounted", "_why", "kind", "leader_epoch", "replica",
+        "_barrier", "_barrier_us", "_ended", "_failure", "_group", "_is_counted", "_job", "_life",
+        "_log_bytes", "_machine", "_parts", "_pause_us", "_pending_bytes", "_pending_records",
+        "_pending_waiters", "_queue", "_replay", "_replayed", "_safe_to", "_snapshot", "_state",
+        "_state_bytes", "_unapplied", "_uncounted", "_why", "kind", "leader_epoch", "replica",
     )  # fmt: skip
 
     def __init__(self, parts: Hosting, kind: Kind, replica: Replica) -> None:
@@ -173,6 +173,7 @@ class Hosted:
         self.leader_epoch = replica.state.leader_epoch
         self._state = _State.RESTING
         self._why = "its rows are being read"
+        self._failure: QuiverlogError | None = None
         self._ended: QuiverlogError | None = None
         self._life = 0
         self._machine: Machine | None = None
@@ -200,6 +201,11 @@ class Hosted:
         return self._state is _State.SERVING
 
     @property
+    def why_failed(self) -> str:
+        """Why it is not served before another leadership; empty: it is, or will be."""
+        return self._why if self._state is _State.FAILED else ""
+
+    @property
     def machine(self) -> Machine:
         assert self._machine is not None
         return self._machine
@@ -208,14 +214,18 @@ class Hosted:
     def serve(self, *, under_lease: bool = False) -> Machine:
         """Return the machine.
 
-        Raises CoordinatorNotReady: it does not serve now; NotLeader: another broker leads, or
-        (`under_lease`) may lead by now; UnknownTopicId, BrokerShuttingDown.
+        Raises CoordinatorNotReady: not now; CorruptLog, UnsupportedFormat: its rows cannot be used;
+        NotLeader: another broker leads, or (`under_lease`) may; UnknownTopicId, BrokerShuttingDown.
         """
         replica = self.replica
         if under_lease:
             self._parts.lookup.leader_for_offsets(replica.topic.topic_id, replica.name.partition)
         if self._ended is not None:
             raise type(self._ended)(self._ended.message)
+        if self._failure is not None:
+            # Not "try again": the same rows are read by the next leader, too.
+            failure = type(self._failure)(f"{replica.name} is not served: {self._why}")
+            raise self._parts.lookup.unreadable_here(replica, failure)
         if self._state is not _State.SERVING:
             raise CoordinatorNotReady(f"{replica.name}: {self._why}.")
         return self.machine
@@ -429,18 +439,21 @@ class Hosted:
 
     def _fail(self, error: BaseException, now: Now) -> None:
         """Serve no more in this leadership: another replay would meet the same."""
-        name, why = self.replica.name, "a bug"
+        name, self._why = self.replica.name, "its rows cannot be used; see the log of the broker"
         if isinstance(error, QuiverlogError):
-            why = error.message
+            self._failure, self._why = error.with_traceback(None), error.message
         else:
             self._parts.outbox.internal_error(f"reading {name}", error)
         if isinstance(error, CorruptLog):
             self._parts.lookup.corrupt_read(self.replica, error)
         self._parts.outbox.log(
-            "error", "internal partition cannot be served", partition=str(name), why=why
+            "error",
+            "internal partition cannot be served",
+            partition=str(name),
+            why=self._why,
+            advice="docs/operating.md, Internal partitions that are not served",
         )
-        self._why = "its rows cannot be used; see the log of the broker"
-        unknown = OutcomeUnknown(f"{name}: {self._why}.")
+        unknown = OutcomeUnknown(f"{name}: {self._why}")
         self._leave(_State.FAILED, [], unknown, unknown, now)
 
     # --- replaying -----------------------------------------------------------------------------
@@ -739,6 +752,10 @@ class Hosting:
             replica = self.lookup.replica(topic_id, partition)
             raise CoordinatorNotReady(f"{replica.name}: it is not served here.")
         return hosted
+
+    def failed(self) -> list[Hosted]:
+        """Return those that are not served before another leadership."""
+        return [one for one in self._hosted.values() if one.why_failed]
 
     # --- leaderships ---------------------------------------------------------------------------
     def led(self, replica: Replica, now: Now) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from quiverlog.batch.codec import check_crc
 from quiverlog.batch.header import BatchHeader, whole_batch
-from quiverlog.errors import CorruptBatch, CorruptLog, StorageFault
+from quiverlog.errors import CorruptBatch, CorruptLog, StorageFault, UnsupportedFormat
 from quiverlog.limits import BATCH_HEADER_BYTES, KIB, MIB
 from quiverlog.node.partitions.replica import Replica
 from quiverlog.storage.disk.disk import File
@@ -63,7 +63,8 @@ class Piece(NamedTuple):
 class ReplayJob:
     """Read batches from byte `position`, where row `offset` begins, up to row `end_offset` at most.
 
-    Rows below `start_offset` are passed. Raises CorruptLog, OSError.
+    Rows below `start_offset` are passed. Raises CorruptLog: bytes are damaged here; OSError;
+    UnsupportedFormat: a batch is as it was written, on all replicas, and has no meaning.
     """
 
     kind: ClassVar[str] = "replay"
@@ -115,11 +116,23 @@ class ReplayJob:
             if needed == total:
                 check_crc(view, header)
             found = self.decoder.decode(header, view)
-        except CorruptBatch as error:
-            raise self._corrupt(position, position + total, header.base_offset) from error
+        except (CorruptBatch, CorruptLog, UnsupportedFormat) as error:
+            if not self._is_whole(source, position, header):
+                raise self._corrupt(position, position + total, header.base_offset) from error
+            raise UnsupportedFormat(
+                f"rows {header.base_offset} to {header.next_offset - 1} are as they were written,"
+                f" and this version cannot use them: {error.message}"
+            ) from error
         if header.base_offset < self.start_offset:
             return [one for one in found if one[0] >= self.start_offset]
         return found
+
+    def _is_whole(self, source: _Window, position: int, header: BatchHeader) -> bool:
+        try:
+            check_crc(source.read(position, header.total_bytes), header)
+        except CorruptBatch:
+            return False
+        return True
 
     def _corrupt(self, position: int, end: int, offset: int) -> CorruptLog:
         return self.segment.corrupt(Damage(position, end, offset, max(offset, self.end_offset)))

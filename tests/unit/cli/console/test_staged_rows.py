@@ -46,6 +46,13 @@ def test_a_publish_that_waits_for_longer_than_a_minute() -> None:
     assert one.endswith("1 partition, the longest for 61 s for a deleted topic-3 (NotLeader: why).")
 
 
+def test_an_internal_partition_that_a_broker_cannot_use() -> None:
+    room = StagingRoom(3, 0, 0, 0.0, unserved=("__transactions-5: rows 7 to 7 are odd.",))
+    ((finding, advice),) = staging_warnings([room], NOW)
+    assert finding == "Broker 3 cannot use __transactions-5: rows 7 to 7 are odd."
+    assert "operating.md" in advice
+
+
 def test_room_that_is_nearly_full_and_rows_that_lie_for_an_hour() -> None:
     (one,) = texts(StagingRoom(1, 81, 100, 0.0), StagingRoom(2, 80, 100, 0.0))
     assert one == "The room for staged rows is nearly full: broker 1 (81 B of 100 B)."

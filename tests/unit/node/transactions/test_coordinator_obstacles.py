@@ -7,12 +7,14 @@ from unittest import mock
 
 import pytest
 
-from quiverlog.errors import InvalidRequest, NotLeader
+from quiverlog.core.transactions import records
+from quiverlog.errors import InvalidRequest, NotLeader, UnsupportedFormat
 from quiverlog.limits import GIB
 from quiverlog.node.assignment.lookup import Lookup
 from quiverlog.node.transactions import coordinators as module
 from quiverlog.wire.transaction_messages import (
     CountedTarget,
+    DescribeTransactionsRequest,
     ResolveStagedRequest,
     StagedTransaction,
 )
@@ -139,3 +141,34 @@ def test_moments_of_answered_commits_do_not_pile_up_behind_one_that_waits(
     assert moments(node) == 2, "one above: those that wait"
     node.published()
     assert node.response(waiting).is_published
+
+
+# --- rows that cannot be used --------------------------------------------------------------------
+def test_an_unreadable_record_is_what_the_partition_is_refused_with(
+    node: TransactionDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with COORDINATOR_NOT_READY, upon which a client asks again for ever."""
+    other = node.node.broker.coordinators.find("first").replica.name.partition
+    hosted = node.node.broker.coordinators.find("app")
+    assert hosted.replica.name.partition != other
+    node.open()
+    monkeypatch.setitem(records._KINDS, records.Opened, 99)
+    node.open(b"two")
+    node.crash()
+    node.settle()
+    name = str(hosted.replica.name)
+    for response in (node.open(b"three"), node.abort(1, 0), node.response(node.commit(1, 0))):
+        assert response.error_code == UnsupportedFormat.code
+        assert response.error_message.startswith(f"{name} is not served: rows 1 to 1 are as they")
+        assert "the unknown kind 99" in response.error_message
+    (question,) = node.response(
+        node.steps(ResolveStagedRequest(transactions=[StagedTransaction("app", 1, 0)]))
+    ).results
+    assert question.error_code == UnsupportedFormat.code
+    (line,) = [one for one in node.lines if one.level == "error"]
+    assert (line.fields["partition"], "rows 1 to 1" in line.fields["why"]) == (name, True)
+    described, _ = node.call(DescribeTransactionsRequest())
+    (unserved,) = described.unserved
+    assert (unserved.name, unserved.partition) == ("__transactions", hosted.replica.name.partition)
+    assert "kind 99" in unserved.why
+    assert node.open(tid="first", instance=b"x").error_code == 0, "other partitions go on"

@@ -13,7 +13,7 @@ import pytest
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.controller.configs import TopicConfig
-from quiverlog.errors import CoordinatorNotReady, CorruptBatch
+from quiverlog.errors import CoordinatorNotReady, CorruptBatch, CorruptLog, UnsupportedFormat
 from quiverlog.node.assignment import assignment
 from quiverlog.node.partitions.replica import log_config
 from quiverlog.node.runtime.events import JobDone, Tick
@@ -76,7 +76,7 @@ def pieces(counters: Counters) -> list[int]:
 def is_served(counters: Counters) -> bool:
     try:
         counters.hosted.serve()
-    except CoordinatorNotReady:
+    except (CoordinatorNotReady, CorruptLog, UnsupportedFormat):
         return False
     return True
 
@@ -253,15 +253,19 @@ def test_a_damaged_batch(tmp_path: Path, at: int) -> None:
     damage(counters, 1, at)
     led_anew(counters)
     counters.node.replay()
-    failed_for_good(counters)
+    failed_for_good(counters, CorruptLog, "t-0 is not served: .*rows 1 to")
+    assert counters.replica.corrupt
 
 
-def failed_for_good(counters: Counters) -> None:
-    lines = [line.event for line in counters.node.lines if line.level == "error"]
-    assert lines.count("internal partition cannot be served") == 1
+def failed_for_good(counters: Counters, kind: type[Exception], text: str) -> None:
+    lines = [line for line in counters.node.lines if line.level == "error"]
+    (line,) = [line for line in lines if line.event == "internal partition cannot be served"]
+    assert line.fields["partition"] == "t-0"
+    assert "operating.md" in line.fields["advice"]
     assert not is_served(counters)
-    with pytest.raises(CoordinatorNotReady, match="see the log"):
+    with pytest.raises(kind, match=text):
         counters.propose(9)
+    assert counters.node.node.broker.transactions.failed() == [counters.hosted]
     counters.node.advance(60_000)
     counters.node.settle()
     assert not counters.node.replays
@@ -278,7 +282,7 @@ def test_damage_that_is_known(tmp_path: Path) -> None:
     assert segment.diagnose()
     led_anew(counters)
     assert not counters.node.replays
-    failed_for_good(counters)
+    failed_for_good(counters, CorruptLog, "damaged")
 
 
 @pytest.mark.usefixtures("small_segments")
@@ -302,15 +306,22 @@ def test_a_segment_that_is_missing(tmp_path: Path) -> None:
     led_anew(counters)
     counters.node.replay()
     assert lost.base_offset > 0
-    failed_for_good(counters)
+    failed_for_good(counters, CorruptLog, "missing")
 
 
-def test_rows_that_no_kind_can_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [CorruptBatch, CorruptLog, UnsupportedFormat])
+def test_rows_that_no_kind_can_read(tmp_path: Path, kind: type[Exception]) -> None:
+    """No replica is made anew for rows that all have."""
     counters = filled(tmp_path, 2)
-    with mock.patch.object(CounterKind, "decode", side_effect=CorruptBatch("a row of kind 99")):
+    with mock.patch.object(CounterKind, "decode", side_effect=kind("a row of kind 99.")):
         led_anew(counters)
         counters.node.replay()
-    failed_for_good(counters)
+    failed_for_good(counters, UnsupportedFormat, "rows 0 to 0 are as .* a row of kind 99")
+    assert not counters.replica.corrupt
+    counters.lead(epoch=9)
+    pieces(counters)
+    assert is_served(counters), "another version can read it"
+    assert not counters.node.node.broker.transactions.failed()
 
 
 @pytest.mark.parametrize("where", ["decode", "apply", "new_machine"])
@@ -321,7 +332,7 @@ def test_a_bug_in_a_replay(tmp_path: Path, where: str) -> None:
         led_anew(counters)
         for _ in counters.node.replays[:]:
             counters.node.replay()
-    failed_for_good(counters)
+    failed_for_good(counters, CoordinatorNotReady, "see the log")
 
 
 # --- each disk call fails once -------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.partition.partition import PartitionState
 from quiverlog.core.transactions import staged as staged_module
+from quiverlog.core.transactions import staged_rows
 from quiverlog.core.transactions.staged import Key, Staged
 from quiverlog.core.transactions.staged_rows import (
     DoneRow,
@@ -34,10 +35,12 @@ from quiverlog.errors import (
     TransactionTooLarge,
     UnknownLeaderEpoch,
     UnknownPartition,
+    UnsupportedFormat,
 )
 from quiverlog.limits import BATCH_HEADER_BYTES, GIB
 from quiverlog.node.cluster_gauges import publish_waiting_rows, transaction_gauges
 from quiverlog.node.runtime.events import Tick
+from quiverlog.node.transactions import staging as staging_module
 from quiverlog.node.transactions.hosted import Hosted
 from quiverlog.node.transactions.kinds import encode_rows
 from quiverlog.node.transactions.replay import PREFIX_BYTES
@@ -601,6 +604,36 @@ def described(staging: Staging, *ids: str) -> Any:
     answer = staging.node.answer(correlation)
     assert answer is not None
     return answer[0]
+
+
+@pytest.mark.parametrize(("kind", "row"), [(0, 0), (2, 1)])
+def test_an_unreadable_row_is_what_the_partition_is_refused_with(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch, kind: int, row: int
+) -> None:
+    """One of a client, whose batch is not read otherwise, and one of a broker."""
+    staging.stage(staging.row([1, 2]))
+    if kind == 0:
+        monkeypatch.setattr(staging_module, "_TOPIC_ID_BYTES", 17)
+    else:
+        monkeypatch.setattr(staged_rows, "_VERSION", 9)
+        correlation = staging.publish(1)
+        staging.settle()
+        assert published(staging, correlation).error_code == 0
+        monkeypatch.undo()
+    staging.node.crash()
+    staging.settle()
+    found = [staging.count(CountedAttempt(ATTEMPT, 2, 0, 1))]
+    batch = staged_batch([staging.row([4])])
+    produced = staging.node.produce(staging.staged, batch, partition=PARTITION)
+    found.append(published(staging, produced).partitions[0])
+    correlation = staging.publish(1)
+    staging.settle()
+    found.append(published(staging, correlation))
+    for response in found:
+        assert response.error_code == UnsupportedFormat.code
+        assert f"__staged-3 is not served: rows {row} to {row} are as" in response.error_message
+    described, _ = staging.node.call(DescribeTransactionsRequest())
+    assert [(one.name, one.partition) for one in described.unserved] == [("__staged", PARTITION)]
 
 
 def test_a_description_has_what_is_staged(staging: Staging) -> None:
