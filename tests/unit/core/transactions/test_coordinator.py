@@ -368,6 +368,7 @@ def test_an_abort_of_what_a_later_epoch_replays_had_been_committed() -> None:
 
 
 def test_a_late_abort_does_not_end_the_transaction_after_it() -> None:
+    """Rule 23: what comes late does not touch a later transaction."""
     harness = Harness()
     harness.open()
     harness.committed(1, 0)

@@ -152,6 +152,7 @@ def test_a_range_that_ends_behind_what_is_safe_is_not_whole() -> None:
     "key", [Key("app", 1, 5), Key("app", 3, 5), Key("app", 2, 4), Key("app", 2, 6), Key("b", 2, 5)]
 )
 def test_rows_of_another_epoch_sequence_or_id_do_not_count(key: Key) -> None:
+    """Rule 23: id, epoch and sequence together name one transaction."""
     staged = index(row(A, 10))
     assert not whole(staged, (A, 10, 100, 101), key=key)
     staged.stage(101, row(A, 20, key=key), 0)

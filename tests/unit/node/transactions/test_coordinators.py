@@ -156,6 +156,7 @@ def test_attempts_of_one_staging_partition_are_counted_together(node: Transactio
 
 
 def test_decided_is_answered_when_it_is_safe_and_not_before(node: TransactionDriver) -> None:
+    """Rule 22: the answer rests on a decision that no power failure takes back."""
     epoch = node.open().epoch
     correlation = node.commit(epoch, 0, wait=0)
     request, then = node.counts.pop(0)
@@ -176,9 +177,7 @@ def counted(node: TransactionDriver, request: Any) -> Any:
 
 
 def test_a_transaction_without_rows_is_published_at_once(node: TransactionDriver) -> None:
-    epoch = node.open().epoch
-    nothing = CommittedAttempt(ATTEMPT, 0, [])
-    response = node.response(node.commit(epoch, 0, nothing))
+    response = node.response(node.commit(node.open().epoch, 0, CommittedAttempt(ATTEMPT, 0, [])))
     assert (response.outcome, response.row_count, response.is_published) == (0, 0, True)
     assert not node.counts
     assert not node.publishes
@@ -203,6 +202,7 @@ def test_rows_that_are_not_there_are_lost_and_nothing_is_decided(node: Transacti
 
 
 def test_what_was_counted_is_looked_at_again(node: TransactionDriver) -> None:
+    """Rule 22: the decision rests on what is true in its own turn."""
     epoch = node.open().epoch
     correlation = node.commit(epoch, 0)
     assert node.abort(epoch, 0).outcome == 0

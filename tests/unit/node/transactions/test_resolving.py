@@ -64,6 +64,7 @@ def led(tmp_path: Path) -> Led:
 
 
 def test_rows_of_an_unknown_id_go_behind_a_record_that_is_safe(led: Led) -> None:
+    """Rule 23: brokers themselves give up the rows of clients that are gone."""
     led.stage(led.row([1]), led.row([2], transactional_id="other", partition=1))
     led.node.advance(MINUTE_MS + ROUND_MS)
     assert led.index.batch_count == 2, "what closes the ids is not safe"

@@ -179,6 +179,7 @@ def test_a_count_that_cannot_be_answered(
 def test_rows_are_published_behind_a_row_that_is_safe_and_answered_behind_another(
     staging: Staging,
 ) -> None:
+    """Rule 22: rows become visible behind what is durable."""
     first = staging.stage(
         staging.row([1, 2]), staging.row([3], partition=1), staging.row([9], attempt=LOSER)
     )
