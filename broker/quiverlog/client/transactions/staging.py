@@ -27,9 +27,11 @@ from quiverlog.client.producer.types import (
     EncodedBatch,
     Identity,
     ProducerOptions,
+    Receiver,
     Work,
 )
 from quiverlog.errors import (
+    BatchTooLarge,
     QuiverlogError,
     TransactionClosed,
     TransactionTooLarge,
@@ -41,7 +43,7 @@ from quiverlog.limits import (
     PRODUCER_BATCH_BYTES_DEFAULT,
     PRODUCER_BATCH_ROWS_DEFAULT,
 )
-from quiverlog.types import NO_SEQUENCE, Compression, Durability, Now
+from quiverlog.types import NO_SEQUENCE, STAGED_TOPIC, Compression, Durability, Now
 from quiverlog.wire.transaction_messages import CommittedAttempt, CommittedPart
 
 if TYPE_CHECKING:
@@ -252,13 +254,25 @@ class StagingCore(ProducerCore):
             options,
             numbering=lambda _partition: _UNNUMBERED,
             closed=partial(self._stage, topic),
-            failed=self._failed,
+            failed=self._failed if bytes_max < room else partial(self._failed_row, topic, room),
             jitter=self._jitter,
         )
         # Rows are staged as safely as their topics keep them.
         self._ask_level(topic.durability)
         self._targets[topic.name] = target = Target(topic, converter, rows)
         return target
+
+    def _failed_row(
+        self, topic: TopicInfo, room: int, receiver: Receiver, error: QuiverlogError
+    ) -> None:
+        if isinstance(error, BatchTooLarge):
+            # Not the topic's bound, which its owner would raise in vain.
+            error = TransactionTooLarge(
+                f"A single row for topic {topic.name!r} makes a batch of more than {room} bytes. A"
+                f" transaction stages none above, as {STAGED_TOPIC!r} keeps it with columns of its"
+                " own: write the row without a transaction."
+            )
+        self._failed(receiver, error)
 
     # --- rows ----------------------------------------------------------------------------------
     def split_for(

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from quiverlog.batch.codec import decode_batch
+from quiverlog.batch.codec import decode_batch, encode_batch
 from quiverlog.batch.header import BatchHeader
 from quiverlog.batch.schema import SchemaHistory
 from quiverlog.client.base.results import PartitionInfo, Produced, TopicInfo
@@ -17,7 +17,13 @@ from quiverlog.client.producer.types import Delivery, Identity
 from quiverlog.client.rows.convert import Converter
 from quiverlog.client.transactions.staging import StagingCore, staging_options
 from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS, STAGED
-from quiverlog.errors import BatchTooLarge, TransactionClosed, TransactionFenced, UnknownTopicId
+from quiverlog.errors import (
+    BatchTooLarge,
+    TransactionClosed,
+    TransactionFenced,
+    TransactionTooLarge,
+    UnknownTopicId,
+)
 from quiverlog.types import Compression, Durability, Now
 from quiverlog.wire import messages as m
 
@@ -216,19 +222,50 @@ def test_rows_are_staged_as_safely_as_it_can_be(
     assert call.request.durability == sent
 
 
-def test_the_largest_batch_of_a_topic_fits_a_row() -> None:
-    core = machine([1], bytes_max=1 << 16)
-    target = topic("t", [1], bytes_max=1 << 20)
-    begin(core, compression=Compression.NONE)
+@pytest.mark.parametrize("bytes_max", [1 << 16, SHAPE.batch_bytes_max])
+@pytest.mark.parametrize("over", [-64, 0, 64])
+def test_the_largest_batch_of_a_topic_fits_a_row(bytes_max: int, over: int) -> None:
+    """Also under the longest id: a batch that the topic takes may be too large for `__staged`."""
+    core = machine([1], bytes_max=bytes_max)
+    target = topic("t", [1], bytes_max=bytes_max)
     options = replace(OPTIONS, compression=Compression.NONE)
+    core.begin("\U0001f40d" * 512, 3, 7, ATTEMPT, options)
     core.add_target(target, Converter(SCHEMA, "t"), 1, options)
-    fits = send(core, target, 0, "x" * ((1 << 16) - 4096 - 1024))
-    too_large = send(core, target, 0, "x" * (1 << 16))
-    assert fits.error is None
-    assert isinstance(too_large.error, BatchTooLarge)
-    assert "topic 't'" in too_large.error.message
+    room = bytes_max - 4096
+    rows = pa.record_batch([pa.array(["x" * (room // 2)])], schema=SCHEMA)
+    columns = len(encode_batch(rows, schema_id=1, timestamp_us=0)) - room // 2
+    delivery = send(core, target, 0, "x" * (room - columns + over))
+    if over > 0:
+        assert isinstance(delivery.error, TransactionTooLarge)
+        assert f"a batch of more than {room} bytes" in delivery.error.message
+        assert not core.poll(NOW).calls
+        return
+    assert delivery.error is None
     (call,) = core.poll(NOW).calls
-    assert len(call.body[0]) <= 1 << 16
+    assert len(call.body[0]) <= bytes_max
+    (row,) = staged_rows(call.body[0])
+    assert len(row["batch"]) == room + over
+
+
+def test_the_bound_of_a_topic_is_named_where_it_is_less() -> None:
+    core = machine([1])
+    target = topic("t", [1], bytes_max=1 << 16)
+    error = send(core, target, 0, "".join(map(str, range(1 << 17)))).error
+    assert isinstance(error, BatchTooLarge)
+    assert "topic 't' takes batches of at most 65536" in error.message
+
+
+def test_rows_that_make_too_large_a_batch_together_are_divided() -> None:
+    core = machine([1], bytes_max=1 << 16)
+    target = topic("t", [1], bytes_max=1 << 16)
+    options = replace(OPTIONS, compression=Compression.NONE, linger_us=1)
+    begin(core, compression=Compression.NONE)
+    core.add_target(target, Converter(SCHEMA, "t"), 1, options)
+    delivery = send(core, target, 0, "x" * 30_000, "y" * 31_000)
+    core.close_batches(NOW)
+    assert delivery.error is None
+    rows = [row for call in core.poll(NOW).calls for row in staged_rows(call.body[0])]
+    assert [row["row_count"] for row in rows] == [1, 1]
 
 
 def test_what_comes_late_of_another_attempt_is_not_named() -> None:

@@ -13,12 +13,14 @@ import pyarrow as pa
 import pytest
 
 from quiverlog import errors as e
+from quiverlog.batch import codec
 from quiverlog.batch.checksum import crc32c
 from quiverlog.batch.codec import encode_batch, write_crc
 from quiverlog.batch.header import BatchHeader, stamp
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.internal_topics import TRANSACTIONS
 from quiverlog.core.transactions.staged_rows import StagedRow
+from quiverlog.limits import BATCH_BYTES_MAX
 from quiverlog.node.apis import produce
 from quiverlog.node.partitions import produce_checks, staged_checks
 from quiverlog.types import Compression
@@ -285,6 +287,23 @@ def test_staged_rows_are_not_compressed(world: World) -> None:
     result = world.result(staged_batch([world.row()], compression=Compression.ZSTD))
     assert result.error_code == e.InvalidRequest.code
     assert "not compressed" in result.error_message
+
+
+@pytest.mark.parametrize("over", [-64, 0, 64])
+def test_a_staged_batch_is_as_large_as_any_with_all_that_is_in_it(world: World, over: int) -> None:
+    """So a batch just below the bound cannot be staged: its row has other columns, too."""
+    large = world.node.create("large", max_message_bytes=str(BATCH_BYTES_MAX))
+    beside = len(staged_batch([staged_row(large, good((1,) * 8))])) - 8 * 8
+    values = range((BATCH_BYTES_MAX + over - beside) // 8)
+    with mock.patch.object(codec, "BATCH_BYTES_MAX", 2 * BATCH_BYTES_MAX):
+        batch = staged_batch([staged_row(large, bytes(batch_of(values)))])
+    assert len(batch) == BATCH_BYTES_MAX + over
+    result = world.result(batch)
+    if over <= 0:
+        assert (result.error_code, result.row_count) == (0, 1)
+    else:
+        assert result.error_code == e.BatchTooLarge.code
+        assert f"a batch of {len(batch)} bytes is above {BATCH_BYTES_MAX}." in result.error_message
 
 
 def test_the_batch_itself_is_checked_as_any(world: World) -> None:
