@@ -124,11 +124,13 @@ class Resolving(NamedTuple):
 class Coordinator:
     __slots__ = (
         "_begun_us",
+        "_committed_us",
         "_deferred",
         "_forgotten_epoch",
         "_id_count",
         "_is_complete",
         "_is_loading",
+        "_opened_us",
         "_overlay",
         "_pended",
         "_pended_counts",
@@ -156,8 +158,12 @@ class Coordinator:
         # Of what is pending: many may open in one turn.
         self._id_count = 0
         self._single_count = 0
-        # Signs of life, on the clock that only grows. A new coordinator has seen all ids just now.
+        # Signs of life, when an epoch was opened, and when an id of single use has committed. By
+        # the clock that only grows: brokers differ in the other. What was before `begin` counts as
+        # just then.
         self._seen_us: dict[str, int] = {}
+        self._opened_us: dict[str, int] = {}
+        self._committed_us: dict[str, int] = {}
         self._begun_us = 0
         self._sweep: Iterator[str] = iter(())
 
@@ -204,7 +210,8 @@ class Coordinator:
         if isinstance(change, Forgotten):
             state = self.applied.pop(tid, None)
             self.open_count -= _is_open(state)
-            self._seen_us.pop(tid, None)
+            for moments in (self._seen_us, self._opened_us, self._committed_us):
+                moments.pop(tid, None)
             if state is not None:
                 self._forgotten_epoch = max(self._forgotten_epoch, state.epoch)
         elif not isinstance(change, _OF_SNAPSHOTS):
@@ -307,6 +314,7 @@ class Coordinator:
         epoch = 1 + (self._pended_forgotten_epoch if state is None else state.epoch)
         if epoch >= EPOCHS_END:
             raise TransactionFenced(f"the epochs of {tid!r} are used up: take another id.")
+        self._opened_us[tid] = now.mono_us
         opened = Opened(epoch, instance, client_id, timeout_ms, single_use, now.wall_us)
         return _opening([Record(tid, opened)], epoch, state)
 
@@ -353,6 +361,8 @@ class Coordinator:
         standing = self.check_commit(tid, epoch, sequence, digest)
         assert standing.kind is Standings.NEW, "looked at in this turn"
         assert len({part.staged_partition for part in parts}) == len(parts)
+        if _is_single(self._find(tid)):
+            self._committed_us[tid] = now.mono_us
         row_count = sum(part.row_count for part in parts)
         committed = Committed(
             epoch,
@@ -429,7 +439,8 @@ class Coordinator:
         silent_us = self.silent_us(tid, now)
         if silent_us >= state.timeout_ms * 1000:
             return f"no sign of life for {silent_us // 1_000_000} s"
-        if pins_front and now.wall_us - state.opened_us > PINNED_MS_MAX * 1000:
+        open_us = now.mono_us - self._opened_us.get(tid, self._begun_us)
+        if pins_front and open_us > PINNED_MS_MAX * 1000:
             return "the staging room is nearly full"
         return None
 
@@ -459,7 +470,8 @@ class Coordinator:
         # Without a commit nothing shows that its client is gone.
         if not state.single_use or state.last is None:
             return False
-        return now.wall_us - state.last.committed_us >= SINGLE_USE_EXPIRY_MS * 1000
+        committed_us = self._committed_us.get(tid, self._begun_us)
+        return now.mono_us - committed_us >= SINGLE_USE_EXPIRY_MS * 1000
 
     def to_publish(self) -> Iterable[tuple[str, Committed]]:
         """What a new coordinator goes on with."""
