@@ -275,7 +275,7 @@ def _waits(broker: Broker, shown: Shown) -> list[PublishWait]:
             part.staged_partition,
             0 if why is None else why.code,
             "" if why is None else why.message,
-            committed.now_us,
+            shown.since_us,
             part.row_count,
         )
         for part in committed.parts

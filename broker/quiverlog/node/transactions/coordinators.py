@@ -83,8 +83,7 @@ SWEEP_MS: Final = 10_000
 _PARTS_PER_STEP: Final = 500
 _STUCK_MAX: Final = 256
 _SWEEP_MIN: Final = 256
-"""Moments from which on those of commits that are answered are taken out: a heap has no cheap
-removal."""
+"""From so many moments on those of answered commits are taken out: a heap has no cheap removal."""
 _TARGET_ROWS_MAX: Final = 2**31 - 1
 
 _Key = tuple[Hosted, str]
@@ -130,12 +129,17 @@ class TransactionsKind:
 class _Publishing:
     """A transaction that is decided, until its Published is safe.
 
-    `parts`: those that have not answered; with the pause of each. `waits`: of requests.
+    `parts`: those that have not answered; with the pause of each. `waits`: of requests. `since_us`:
+    when it was decided, by the clock of people, but for a coordinator whose clock was ahead.
     """
 
-    __slots__ = ("committed", "ends", "hosted", "is_over", "level", "parts", "tid", "waits", "why")
+    __slots__ = (
+        "committed", "ends", "hosted", "is_over", "level", "parts", "since_us", "tid", "waits",
+        "why",
+    )  # fmt: skip
 
-    def __init__(self, hosted: Hosted, tid: str, committed: Committed) -> None:
+    def __init__(self, hosted: Hosted, tid: str, committed: Committed, now: Now) -> None:
+        self.since_us = min(committed.now_us, now.wall_us)
         self.hosted = hosted
         self.tid = tid
         self.committed = committed
@@ -187,6 +191,7 @@ class Shown(NamedTuple):
     is_deciding: bool
     parts: tuple[int, ...]
     why: QuiverlogError | None
+    since_us: int
 
 
 class Coordinators:
@@ -567,11 +572,7 @@ class Coordinators:
                 (yield self._published(hosted, request.transactional_id, deadline_us, call.now))
             )
         durability = last.durability
-        if (
-            is_published
-            and publishing is not None
-            and publishing.committed.sequence == last.sequence
-        ):
+        if is_published and publishing is not None:
             durability = min(durability, publishing.level)
         return CommitTransactionResponse(
             outcome=outcome,
@@ -601,7 +602,7 @@ class Coordinators:
 
     def _publish(self, hosted: Hosted, tid: str, committed: Committed, now: Now) -> None:
         assert (hosted, tid) not in self._publishing, "one transaction of an id at a time"
-        publishing = self._publishing[hosted, tid] = _Publishing(hosted, tid, committed)
+        publishing = self._publishing[hosted, tid] = _Publishing(hosted, tid, committed, now)
         self._ready.extend((publishing, partition) for partition in publishing.parts)
         if not publishing.parts:
             self._record(publishing, now)
@@ -719,12 +720,13 @@ class Coordinators:
             tid in self._deciding,
             () if publishing is None else tuple(publishing.parts),
             None if publishing is None else publishing.why,
+            0 if publishing is None else publishing.since_us,
         )
 
     def oldest_publish_us(self) -> int | None:
         """Return when the oldest transaction was decided that is not published; by the clock of
         people. Any thread may ask."""
-        return min((one.committed.now_us for one in list(self._publishing.values())), default=None)
+        return min((one.since_us for one in list(self._publishing.values())), default=None)
 
     def stuck(self, now: Now) -> list[Shown]:
         """Return what is published where a staging leader has refused to, the oldest ones."""
@@ -733,7 +735,7 @@ class Coordinators:
             for one in self._publishing.values()
             if one.why is not None and not isinstance(one.why, TransactionBusy)
         ]
-        oldest = heapq.nsmallest(_STUCK_MAX, stuck, key=lambda one: one.committed.now_us)
+        oldest = heapq.nsmallest(_STUCK_MAX, stuck, key=lambda one: one.since_us)
         found = [self.shown(one.tid, now) for one in oldest]
         return [one for one in found if one is not None]
 

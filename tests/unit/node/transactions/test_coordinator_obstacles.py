@@ -11,6 +11,7 @@ from quiverlog.core.transactions import records
 from quiverlog.errors import InvalidRequest, NotLeader, UnsupportedFormat
 from quiverlog.limits import GIB
 from quiverlog.node.assignment.lookup import Lookup
+from quiverlog.node.cluster_gauges import transaction_gauges
 from quiverlog.node.transactions import coordinators as module
 from quiverlog.wire.transaction_messages import (
     CountedTarget,
@@ -172,3 +173,23 @@ def test_an_unreadable_record_is_what_the_partition_is_refused_with(
     assert (unserved.name, unserved.partition) == ("__transactions", hosted.replica.name.partition)
     assert "kind 99" in unserved.why
     assert node.open(tid="first", instance=b"x").error_code == 0, "other partitions go on"
+
+
+# --- clocks --------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("ahead_s", "shown_s"), [(0, 90), (86_400, 90), (-86_400, 86_490)])
+def test_a_publish_waits_since_then_whatever_the_clock_was_that_decided_it(
+    node: TransactionDriver, ahead_s: int, shown_s: int
+) -> None:
+    """Warnings begin after a minute, also behind a coordinator whose clock was a day ahead."""
+    node.wall_us += ahead_s * 1_000_000
+    node.commit(node.open().epoch, 0, wait=0)
+    node.count()
+    node.wall_us -= ahead_s * 1_000_000
+    node.crash()
+    node.settle()
+    node.set_clock(node.mono_us + 90_000_000)
+    assert transaction_gauges(node.node, node.now).publish_oldest_seconds == shown_s
+    _, then = node.publishes.pop()
+    node.end(then, None, NotLeader("elsewhere"))
+    (wait,) = node.done(DescribeTransactionsRequest()).waits
+    assert node.wall_us - wait.since_us == shown_s * 1_000_000
