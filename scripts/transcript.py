@@ -15,10 +15,18 @@ import msgspec
 import pyarrow as pa
 
 from quiverlog.batch.schema import serialize_schema
+from quiverlog.core.controller.internal_topics import STAGED
 from quiverlog.wire import frames
 from quiverlog.wire import messages as m
+from quiverlog.wire.transaction_messages import (
+    CommittedAttempt,
+    CommittedPart,
+    CommitTransactionRequest,
+    OpenTransactionRequest,
+)
 from scripts.vectors import int64_batch
 from tests.support.node import START_WALL_US, NodeDriver, batch_of
+from tests.support.staged import ATTEMPT, staged_batch, staged_row
 
 __all__ = ["render"]
 
@@ -140,4 +148,56 @@ def _talk(talk: Conversation) -> None:
         " the entry was not stored.",
         m.ProduceRequest(partitions=[entry]),
         bytes(broken),
+    )
+    _talk_of_a_transaction(talk, topic_id, given)
+
+
+def _talk_of_a_transaction(talk: Conversation, topic_id: bytes, given: Any) -> None:
+    opening = OpenTransactionRequest(transactional_id="my-app", instance=b"the first life")
+    talk.ask(
+        "OPEN_TRANSACTION",
+        "The first transaction of the cluster: the controller makes the internal topics. Code 92"
+        " is COORDINATOR_NOT_READY: ask again.",
+        opening,
+    )
+    opened = talk.ask(
+        "OPEN_TRANSACTION, once more",
+        "Epoch 1, and nothing has committed yet: the first sequence is 0.",
+        opening,
+    )
+    found = talk.ask(
+        "METADATA of `__staged`",
+        "Partition 0 of it has the same leader as the topic's.",
+        m.MetadataRequest(topics=[STAGED]),
+    )
+    staged_id = found.topics[0].topic_id
+    batch = bytes(batch_of([7, 8], at_us=START_WALL_US))
+    row = staged_row(
+        topic_id, batch, transactional_id="my-app", epoch=opened.epoch, sequence=0, attempt=ATTEMPT
+    )
+    staged = staged_batch([row], producer=(given.producer_id, given.producer_epoch, 0))
+    entry = m.ProducePartition(staged_id, 0, 0, len(staged))
+    talk.ask(
+        "PRODUCE to `__staged`",
+        "One row, in which there is a whole batch of two rows of `numbers`. `base_sequence` counts"
+        " rows of `__staged`, and begins at 0 in each partition.",
+        m.ProduceRequest(partitions=[entry]),
+        staged,
+    )
+    part = CommittedPart(staged_partition=0, first_offset=0, next_offset=1, row_count=2)
+    talk.ask(
+        "COMMIT_TRANSACTION",
+        "The attempt has 2 rows; they are staged in partition 0, from offset 0 to before 1. The"
+        " answer comes when they are published.",
+        CommitTransactionRequest(
+            transactional_id="my-app",
+            epoch=opened.epoch,
+            sequence=0,
+            attempts=[CommittedAttempt(ATTEMPT, 2, [part])],
+        ),
+    )
+    talk.ask(
+        "FETCH, behind the commit",
+        "The two rows lie behind those that were produced. The producer id is the broker's own.",
+        m.FetchRequest(max_wait_ms=500, partitions=[m.FetchPartition(topic_id, 0, 0, 3)]),
     )
