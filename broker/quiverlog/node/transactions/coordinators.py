@@ -83,7 +83,7 @@ SWEEP_MS: Final = 10_000
 _PARTS_PER_STEP: Final = 500
 _STUCK_MAX: Final = 256
 _SWEEP_MIN: Final = 256
-"""From so many moments on those of answered commits are taken out: a heap has no cheap removal."""
+"""With more moments those of answered commits are taken out: a heap has no cheap removal."""
 _TARGET_ROWS_MAX: Final = 2**31 - 1
 
 _Key = tuple[Hosted, str]
