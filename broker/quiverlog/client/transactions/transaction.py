@@ -70,6 +70,8 @@ _INSTANCE_BYTES: Final = 16
 _ATTEMPT_BYTES: Final = TRANSACTION_ATTEMPT_BYTES
 _SIGNS_PER_TIMEOUT: Final = 3
 _SEQUENCE_MAX: Final = 2**63 - 1
+_TOPIC_AGE_MAX_S: Final = 1.0
+"""A transaction takes metadata of its topics that are so old: many a second share a question."""
 _ENDED: Final = (SequenceTooOld, TransactionClosed, TransactionFenced, UnknownTransactionalId)
 """Answers to an abort of what has ended already."""
 
@@ -463,7 +465,7 @@ class Transaction:
     def _open(self, name: str) -> Target:
         def attempt() -> Operation[tuple[TopicInfo, Any, int]]:
             cluster = self._holder.cluster
-            topic = yield from cluster.topic(name, fresh=True)
+            topic = yield from cluster.topic(name, age_max_s=_TOPIC_AGE_MAX_S)
             if topic.is_internal:
                 raise InternalTopic(f"{name!r} is an internal topic: no transaction writes it.")
             history = yield from cluster.history(topic.topic_id, name, needed_id=topic.schema_id)

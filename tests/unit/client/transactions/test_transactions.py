@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import quiverlog
-from quiverlog.client.transactions import questions, staging
+from quiverlog.client.transactions import async_transaction, questions, staging, transaction
 from quiverlog.errors import OutcomeUnknown, StagedRowsLost
 from quiverlog.limits import TRANSACTIONAL_ID_CHARS_MAX
 from quiverlog.wire import messages as m
@@ -90,6 +90,24 @@ def test_each_transaction_has_the_next_sequence(client: Any, broker: ScriptedBro
     assert tx.result.rows == 0
     assert stored(broker, "a") == [0, 1, 2]
     assert len({r.epoch for r in broker.seen(CommitTransactionRequest)}) == 1
+
+
+@pytest.mark.parametrize(("age_s", "questions_asked"), [(WAIT_S, 1), (0.0, 3)])
+def test_metadata_of_its_topics_are_asked_for_when_they_are_old(
+    client: Any,
+    broker: ScriptedBroker,
+    monkeypatch: pytest.MonkeyPatch,
+    age_s: float,
+    questions_asked: int,
+) -> None:
+    for module in (transaction, async_transaction):
+        monkeypatch.setattr(module, "_TOPIC_AGE_MAX_S", age_s)
+    for number in range(3):
+        with client.transaction("app") as tx:
+            tx.send("a", {"id": number})
+    asked = [one for one in broker.seen(m.MetadataRequest) if one.topics == ["a"]]
+    assert len(asked) == questions_asked
+    assert stored(broker, "a") == [0, 1, 2]
 
 
 def test_an_exception_aborts_and_is_raised(client: Any, broker: ScriptedBroker) -> None:
