@@ -127,11 +127,13 @@ class Outcomes:
         self._node = node
         self.all: list[tuple[tuple[int, ...], int | QuiverlogError]] = []
 
-    def propose(self, hosted: Hosted, *numbers: int, level: int | None = None) -> None:
+    def propose(self, hosted: Hosted, *numbers: int, **options: Any) -> None:
+        """`options`: of `Hosted.propose`."""
+
         def then(offset: int, error: QuiverlogError | None, now: Now) -> None:
             self.all.append((numbers, offset if error is None else error))
 
-        hosted.propose(numbers, self._node.now, then, level)
+        hosted.propose(numbers, self._node.now, then, **options)
 
     def of(self, *numbers: int) -> Any:
         """The only outcome of these numbers: an offset, or the error's kind; None: none yet."""

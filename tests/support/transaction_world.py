@@ -350,7 +350,7 @@ class Coordinating(Leader):
         answer = (None, opening.epoch, opening.last_sequence)
         if opening.records:
             self._propose(opening.records, lambda: self.world.send(reply, *answer))
-        elif self.core.is_waiting(tid):
+        elif self.core.is_waiting_to_open(tid):
             self._when_safe(lambda: self.world.send(reply, *answer))
         else:
             self.world.send(reply, *answer)
@@ -703,11 +703,11 @@ class Staging(Leader):
                 self.is_serving = False
                 return
             self.core.apply(offset, done)
-            for reply in self._waiters.pop(key, []):
-                self.world.send(reply, self.number, done.ends)
             self._trim()
 
         self.append(done, safe)
+        for reply in self._waiters.pop(key, []):
+            self.world.send(reply, self.number, done.ends)
 
     # --- giving up -----------------------------------------------------------------------------
     def _ask(self) -> None:

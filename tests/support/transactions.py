@@ -14,6 +14,7 @@ from quiverlog.node.node import Node
 from quiverlog.node.runtime.events import Tick
 from quiverlog.node.runtime.jobs import Then
 from quiverlog.node.runtime.tasks import Call
+from quiverlog.node.transactions.hosted import LEISURE_US
 from quiverlog.types import Durability
 from quiverlog.wire.transaction_messages import (
     AbortTransactionRequest,
@@ -76,6 +77,11 @@ class TransactionDriver(NodeDriver):
         self.send(Tick())
         while self.syncs:
             self.flush()
+
+    def record_ends(self) -> None:
+        """Have recorded what is appended with other records, or after a while."""
+        self.advance(LEISURE_US // 1000)
+        self.settle()
 
     def done(self, request: Any) -> Any:
         """The response, when all that it waits for was flushed."""

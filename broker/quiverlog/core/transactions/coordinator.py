@@ -4,7 +4,7 @@ A question is answered from what is pending: the records that are safe (`apply`)
 proposed (`pend`). It changes nothing; what it returns is to be proposed in the same turn.
 
 Invariants:
-- An answer that rests on a pending record is as late as it (`is_waiting`).
+- An answer that rests on a pending record is as late as it (`is_waiting`, `is_waiting_to_open`).
 - An id's epoch never falls, not even when the id is forgotten; its sequences grow.
 - DEAD follows from records and stays true, whichever coordinator is asked later.
 """
@@ -278,6 +278,12 @@ class Coordinator:
     def is_waiting(self, tid: str) -> bool:
         """Whether records of the id are proposed and not yet safe."""
         return tid in self._pended_counts
+
+    def is_waiting_to_open(self, tid: str) -> bool:
+        """The same for what OPEN answers: that rows are published is true before it is recorded."""
+        if tid not in self._pended_counts:
+            return False
+        return _opened_as(self.applied.get(tid)) != _opened_as(self._find(tid))
 
     def capture(self) -> Iterator[Record]:
         """Yields a snapshot of what is pending now. Its first record is to be proposed in this
@@ -556,6 +562,10 @@ def _opening(records: list[Record], epoch: int, state: SnapshotState | None) -> 
     last = state.last
     is_publishing = state.publishing is not None
     return Opening(records, epoch, last.sequence, last.committed_us, is_publishing)
+
+
+def _opened_as(state: SnapshotState | None) -> tuple[object, ...]:
+    return () if state is None else (state.epoch, state.closed, state.last_sequence)
 
 
 def _closing(tid: str, state: SnapshotState, reason: str = "aborted") -> Record:

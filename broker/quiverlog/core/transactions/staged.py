@@ -91,7 +91,7 @@ class Counted(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Published, and recorded here, in `row` where that is remembered."""
+    """Published, as `row` records, or is to record; None: that is not remembered."""
 
     row: DoneRow | None
 
@@ -265,10 +265,10 @@ class Staged:
     it has given before, under the same leader epoch."""
 
     __slots__ = (
-        "_attempt_slots", "_attempts", "_batches", "_done", "_end_count", "_holder_slots",
-        "_holders", "_id_bytes", "_make_id", "_pending", "_publishes", "_staged_bytes",
-        "_target_slots", "_targets", "_transaction_slots", "_transactions", "next_offset",
-        "next_publish",
+        "_attempt_slots", "_attempts", "_batches", "_done", "_end_count", "_ending",
+        "_holder_slots", "_holders", "_id_bytes", "_make_id", "_pending", "_publishes",
+        "_staged_bytes", "_target_slots", "_targets", "_transaction_slots", "_transactions",
+        "next_offset", "next_publish",
     )  # fmt: skip
 
     def __init__(self, make_id: Callable[[int], int], first_publish: int = 0) -> None:
@@ -288,8 +288,9 @@ class Staged:
         self._id_bytes = 0
         # Of all rows that were ever fed.
         self._staged_bytes = 0
-        # Publishes that are proposed: the offset that their row has at least.
+        # Publishes that are proposed: the offset that their row has at least. Ends of such.
         self._pending: dict[Key, int] = {}
+        self._ending: dict[Key, DoneRow] = {}
         # Those whose row is safe, in log order, with its offset; and those that are done.
         self._publishes: dict[Key, tuple[int, PublishRow]] = {}
         self._done: dict[Key, DoneRow] = {}
@@ -456,7 +457,7 @@ class Staged:
         log_end: int,
     ) -> Published:
         """Decide on the part of a committed transaction that lies here."""
-        done = self._done.get(key)
+        done = self._done.get(key) or self._ending.get(key)
         if done is not None:
             return Done(done)
         if key in self._publishes or key in self._pending:
@@ -504,6 +505,7 @@ class Staged:
         """Record that a row was proposed: a publish that is asked for again is under way."""
         if isinstance(row, DoneRow):
             assert key_of(row) in self._publishes
+            self._ending[key_of(row)] = row
         else:
             key = key_of(row)
             assert key not in self._pending
@@ -514,6 +516,7 @@ class Staged:
 
     def drop_pending(self) -> None:
         self._pending.clear()
+        self._ending.clear()
 
     def apply(self, offset: int, row: StagedRow | PublishRow | DoneRow) -> None:
         """Record a row of kind 1 or 2 that is safe, or any that is found in a replay."""
@@ -529,6 +532,7 @@ class Staged:
             self._publishes[key] = (offset, row)
             return
         self._publishes.pop(key, None)
+        self._ending.pop(key, None)
         self._remember(key, row)
         self._give_up_to(key)
 

@@ -244,7 +244,7 @@ def _listing(tid: str, shown: Shown) -> TransactionListing:
     state, last = shown.state, shown.state.last
     if shown.is_deciding:
         found = TransactionState.DECIDING
-    elif state.publishing is not None:
+    elif shown.parts:
         found = TransactionState.PUBLISHING
     elif state.closed is not None:
         found = TransactionState.CLOSED

@@ -326,7 +326,7 @@ class Coordinators:
             tid, request.instance, client_id, request.timeout_ms, request.single_use, call.now
         )
         machine.sign_of_life(tid, call.now)
-        yield _recorded(hosted, machine, tid, opening.records, call.now)
+        yield _recorded(hosted, machine.is_waiting_to_open(tid), opening.records, call.now)
         return OpenTransactionResponse(
             epoch=opening.epoch,
             last_sequence=opening.last_sequence,
@@ -344,7 +344,7 @@ class Coordinators:
             yield self._forgotten(hosted, tid, machine.forget(tid), call.now)
             return AbortTransactionResponse()
         aborting = machine.abort(tid, request.epoch, request.sequence, force=request.force)
-        yield _recorded(hosted, machine, tid, aborting.records, call.now)
+        yield _recorded(hosted, machine.is_waiting(tid), aborting.records, call.now)
         self._metrics.transactions["aborted"] += len(aborting.records)
         return AbortTransactionResponse(outcome=int(aborting.had_committed))
 
@@ -381,7 +381,7 @@ class Coordinators:
             standing = machine.check_commit(tid, request.epoch, request.sequence, digest)
             if standing.kind is Standings.COMMITTED_BEFORE:
                 assert standing.last is not None
-                yield _recorded(hosted, machine, tid, [], call.now)
+                yield _recorded(hosted, machine.is_waiting(tid), [], call.now)
                 return (yield from self._answer(call, hosted, standing.last, 1, deadline_us))
             if standing.kind is Standings.BUSY:
                 if call.now.mono_us >= deadline_us:
@@ -390,7 +390,7 @@ class Coordinators:
                         f" {standing.last and standing.last.sequence} is published."
                     )
                 if machine.is_waiting(tid):
-                    yield _recorded(hosted, machine, tid, [], call.now)
+                    yield _recorded(hosted, True, [], call.now)
                 else:
                     yield self._published(hosted, tid, deadline_us, call.now)
                 continue
@@ -681,10 +681,10 @@ class Coordinators:
                 self._record_later(publishing, error, now)
 
         try:
-            hosted.propose(records, now, then)
+            # All rows are safe in their topics: the record only spares a successor the question.
+            hosted.propose(records, now, then, at_leisure=True)
         except QuiverlogError as error:
             self._record_later(publishing, error, now)
-        # All rows are safe in their topics: the record only spares a successor the question.
         publishing.answer(True, now)
 
     def _record_later(self, publishing: _Publishing, error: QuiverlogError, now: Now) -> None:
@@ -726,7 +726,8 @@ class Coordinators:
     def oldest_publish_us(self) -> int | None:
         """Return when the oldest transaction was decided that is not published; by the clock of
         people. Any thread may ask."""
-        return min((one.since_us for one in list(self._publishing.values())), default=None)
+        waiting = [one for one in list(self._publishing.values()) if one.parts]
+        return min((one.since_us for one in waiting), default=None)
 
     def stuck(self, now: Now) -> list[Shown]:
         """Return what is published where a staging leader has refused to, the oldest ones."""
@@ -752,15 +753,13 @@ class Coordinators:
             self._outbox.log(
                 "info", "transaction closed", transactional_id=tid, change=str(record.change)
             )
-        return resolving, _recorded(hosted, machine, tid, resolving.records, now)
+        return resolving, _recorded(hosted, machine.is_waiting(tid), resolving.records, now)
 
 
-def _recorded(
-    hosted: Hosted, machine: Coordinator, tid: str, records: list[Record], now: Now
-) -> Starter:
+def _recorded(hosted: Hosted, is_waiting: bool, records: list[Record], now: Now) -> Starter:
     """Wait until the records are safe; without any, until all that the answer rests on is."""
     future = Future()
-    if records or machine.is_waiting(tid):
+    if records or is_waiting:
         hosted.propose(records, now, lambda *ended: future.set(*ended))
     else:
         future.set(None, None, now)

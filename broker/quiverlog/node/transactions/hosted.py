@@ -58,6 +58,8 @@ APPLY_RECORDS: Final = 1_000
 SNAPSHOT_LOG_BYTES_MIN: Final = 8 * MIB
 SNAPSHOT_STATES: Final = 4
 """A snapshot is taken when the log is this many times as large as the state."""
+LEISURE_US: Final = 1_000_000
+"""Records that no answer waits for are appended with the next that one does, or after this."""
 _COUNTED_PER_TURN: Final = 500
 """Records of the state, whose size is not known after a replay."""
 _SNAPSHOT_PIECE_RECORDS: Final = 500
@@ -159,10 +161,11 @@ class Hosted:
     ignored when it comes back."""
 
     __slots__ = (
-        "_barrier", "_barrier_us", "_ended", "_failure", "_group", "_is_counted", "_job", "_life",
-        "_log_bytes", "_machine", "_parts", "_pause_us", "_pending_bytes", "_pending_records",
-        "_pending_waiters", "_queue", "_replay", "_replayed", "_safe_to", "_snapshot", "_state",
-        "_state_bytes", "_unapplied", "_uncounted", "_why", "kind", "leader_epoch", "replica",
+        "_append_us", "_barrier", "_barrier_us", "_ended", "_failure", "_group", "_is_counted",
+        "_job", "_life", "_log_bytes", "_machine", "_parts", "_pause_us", "_pending_bytes",
+        "_pending_records", "_pending_waiters", "_queue", "_replay", "_replayed", "_safe_to",
+        "_snapshot", "_state", "_state_bytes", "_unapplied", "_uncounted", "_why", "kind",
+        "leader_epoch", "replica",
     )  # fmt: skip
 
     def __init__(self, parts: Hosting, kind: Kind, replica: Replica) -> None:
@@ -188,6 +191,8 @@ class Hosted:
         self._pause_us = _RETRY_US_MIN
         # Serving.
         self._queue: deque[_Proposal] = deque()
+        # When what is queued is appended at the latest.
+        self._append_us = AT_ONCE_US
         self._group: _Group | None = None
         self._pending_records = self._pending_bytes = self._pending_waiters = 0
         self._snapshot: _Snapshot | None = None
@@ -231,11 +236,18 @@ class Hosted:
         return self.machine
 
     def propose(
-        self, records: Sequence[Any], now: Now, then: Proposed, level: int | None = None
+        self,
+        records: Sequence[Any],
+        now: Now,
+        then: Proposed,
+        level: int | None = None,
+        *,
+        at_leisure: bool = False,
     ) -> None:
         """Pend the records at once and append them together; `then` when they are safe and applied.
 
         Without records: `then` when all that is pended now is safe, at once where nothing is.
+        `at_leisure`: append them with the next ones, or after LEISURE_US.
 
         Raises, and nothing is pended: as `serve`; ThrottledBroker: too much is pending; what a
         produce gets that cannot be stored now. `then` gets one of these where nothing was stored,
@@ -256,7 +268,7 @@ class Hosted:
         except Exception as bug:
             self._restart(bug, [], now)
             raise QuiverlogError from bug
-        self._enqueue(proposal)
+        self._enqueue(proposal, now, now.mono_us + LEISURE_US if at_leisure else AT_ONCE_US)
 
     def _check_room(self, proposal: _Proposal) -> None:
         if (
@@ -280,7 +292,7 @@ class Hosted:
             level = Durability.FLUSHED
         return max(int(level), int(state.durability))
 
-    def _enqueue(self, proposal: _Proposal) -> None:
+    def _enqueue(self, proposal: _Proposal, now: Now, append_us: int = AT_ONCE_US) -> None:
         assert self._state is _State.SERVING, "only a machine that serves has pended it"
         assert proposal.records or self._group or self._queue, "it waits for something"
         self._pending_records += len(proposal.records)
@@ -289,14 +301,18 @@ class Hosted:
         if not proposal.records and not self._queue and self._group is not None:
             self._group.proposals.append(proposal)  # It waits for what is under way.
             return
+        self._append_us = min(append_us, self._append_us) if self._queue else append_us
         self._queue.append(proposal)
-        self._append_next()
+        self._append_next(now)
 
     # --- appending -----------------------------------------------------------------------------
-    def _append_next(self) -> None:
+    def _append_next(self, now: Now) -> None:
         if self._queue and self._group is None:
-            self._group = _Group(self)
-            self._parts.appends.add(self._group)
+            if self._append_us > now.mono_us:
+                self._parts.step_at(self, self._append_us)
+            else:
+                self._group = _Group(self)
+                self._parts.appends.add(self._group)
 
     def admit(self, group: _Group, appends: Appends, now: Now) -> None:
         """Take what was proposed by now."""
@@ -353,7 +369,7 @@ class Hosted:
             self._restart(bug, proposals, now)
             return
         self._log_bytes += group.byte_count
-        self._append_next()
+        self._append_next(now)
         offset = group.base_offset
         for proposal in proposals:
             self._end(proposal, offset if proposal.records else -1, None, now)
@@ -462,6 +478,8 @@ class Hosted:
             self._begin(now)
         elif self._state is _State.REPLAYING:
             self._go_on(now)
+        elif self._state is _State.SERVING:
+            self._append_next(now)
 
     def _begin(self, now: Now) -> None:
         assert self._group is None, "appends of an earlier life are ignored"
@@ -677,7 +695,7 @@ class Hosted:
             self._snapshot_whole(snapshot, now)
             return
         then = partial(self._snapshot_safe, snapshot, byte_count)
-        self._enqueue(_Proposal(records, rows, self.kind.level, then, seen=False))
+        self._enqueue(_Proposal(records, rows, self.kind.level, then, seen=False), now)
 
     def _snapshot_safe(
         self,

@@ -4,7 +4,7 @@ Rows of kind 0 come by PRODUCE and are fed to the index when they are appended; 
 row of kind 1 when a decided transaction is to be published, and one of kind 2 when that is done.
 
 Invariants: rows are forwarded only behind a row of kind 1 that is safe. PUBLISH is answered without
-an error only behind a row of kind 2 that is safe, or where the log start has passed the rows.
+an error only when all targets have acknowledged them, or where the log start has passed the rows.
 """
 
 from __future__ import annotations
@@ -544,25 +544,27 @@ class Staging:
                 level = publish.level
             if publish.missing_count:
                 led.miss(row.transactional_id, publish.missing_count)
-        self._record_done(led, DoneRow(*key_of(row), tuple(ends), level), now)
+        done = DoneRow(*key_of(row), tuple(ends), level)
+        self._record_done(led, done, now)
+        # The row of kind 2 only spares the next leader sending the rows again.
+        self._answer(led, key_of(row), self._response(led, done), None, now)
 
     def _record_done(self, led: _Led, done: DoneRow, now: Now) -> None:
         if not self._is_led(led):
             return  # The next leader finds the same out by sending the rows again.
         try:
-            led.hosted.propose([done], now, partial(self._done_safe, led, done))
+            then = partial(self._done_safe, led, done)
+            led.hosted.propose([done], now, then, at_leisure=True)
         except QuiverlogError as error:
             self._done_safe(led, done, -1, error, now)
 
     def _done_safe(
         self, led: _Led, done: DoneRow, offset: int, error: QuiverlogError | None, now: Now
     ) -> None:
-        key = key_of(done)
         if error is None:
             assert 0 <= offset < led.hosted.replica.state.log_end_offset
             led.done_end = max(led.done_end, offset + 1)
             self._trim_later(led, now)
-            self._answer(led, key, self._response(led, done), None, now)
         elif self._is_led(led):
             # Nothing was stored, as where the disk is full. Its targets keep what they have.
             again = _Turn(lambda _turn, now: self._record_done(led, done, now))

@@ -84,8 +84,11 @@ class Against(RuleBasedStateMachine):
     @rule(key=KEYS, names=st.lists(NAMES, unique=True), first=st.integers(0, 9))
     def publish(self, key: Key, names: list[bytes], first: int) -> None:
         answer = self.staged.publish(key, names, first, self.end, 2, 0, self.end)
+        ending = [one for one in self.pending if isinstance(one, DoneRow) and key_of(one) == key]
         if key in self.naive.done:
             assert answer == Done(self.naive.done[key])
+        elif ending:
+            assert answer == Done(ending[0])
         elif key in self.naive.publishes or key in map(key_of, self.pending):
             assert answer == Known()
         elif self.end == 0:

@@ -12,14 +12,18 @@ from quiverlog.errors import InvalidRequest, NotLeader, UnsupportedFormat
 from quiverlog.limits import GIB
 from quiverlog.node.assignment.lookup import Lookup
 from quiverlog.node.cluster_gauges import transaction_gauges
+from quiverlog.node.runtime.events import Tick
 from quiverlog.node.transactions import coordinators as module
+from quiverlog.types import Durability
 from quiverlog.wire.transaction_messages import (
     CountedTarget,
     DescribeTransactionsRequest,
+    OpenTransactionRequest,
+    PublishResponse,
     ResolveStagedRequest,
     StagedTransaction,
 )
-from tests.support.transactions import TransactionDriver
+from tests.support.transactions import OTHER, TransactionDriver, attempt
 
 
 @pytest.fixture
@@ -53,8 +57,30 @@ def test_a_full_disk_delays_the_record_of_a_publish(tmp_path: Path) -> None:
     assert node.machine().applied["app"].publishing is not None
     node.disk_space(GIB)
     node.advance(module.PUBLISH_BACKOFF_MS_MIN)
-    node.settle()
+    node.record_ends()
     assert node.machine().applied["app"].publishing is None
+
+
+def test_a_commit_that_waits_is_answered_before_its_publish_is_recorded(
+    node: TransactionDriver,
+) -> None:
+    epoch = node.open().epoch
+    correlation = node.commit(epoch, 0)
+    node.count()
+    _, then = node.publishes.pop()
+    then(PublishResponse(durability=Durability.FLUSHED), None, node.now)
+    node.send(Tick())
+    assert node.response(correlation).is_published
+    assert node.machine().applied["app"].publishing is not None
+    opened = node.request(OpenTransactionRequest(transactional_id="app", instance=b"one"))
+    assert not node.syncs
+    assert node.response(opened).is_publishing is False, "which is true before it is recorded"
+    following = node.commit(epoch, 1, attempt(OTHER), wait=0)
+    stored = node.node.broker.coordinators.find("app").replica.counters
+    batches, rows = stored.batches_in, stored.rows_in
+    node.count()
+    assert node.response(following).outcome == 0
+    assert (stored.batches_in, stored.rows_in) == (batches + 1, rows + 2), "they share an append"
 
 
 @pytest.mark.parametrize(("asked", "level"), [(-1, 0), (0, 0), (3, 3)])

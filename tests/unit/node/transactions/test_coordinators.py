@@ -49,7 +49,6 @@ from quiverlog.wire.transaction_messages import (
     DescribeTransactionsRequest,
     ListTransactionsRequest,
     OpenTransactionRequest,
-    PublishResponse,
     ResolveStagedRequest,
     StagedTransaction,
     TransactionState,
@@ -131,6 +130,7 @@ def test_a_commit_is_counted_decided_and_published(node: TransactionDriver) -> N
     response = node.response(correlation)
     assert (response.error_code, response.outcome, response.row_count) == (0, 0, 8)
     assert (response.durability, response.is_published) == (Durability.FLUSHED, True)
+    node.record_ends()
     state = node.machine().applied["app"]
     assert state.publishing is None
     assert [(end.topic_id, end.partition, end.end_offset) for end in state.ends] == [
@@ -392,23 +392,6 @@ def test_a_publish_is_tried_for_ever_from_50_ms_to_2_s(node: TransactionDriver) 
     assert node.response(correlation).is_published
 
 
-def test_a_commit_that_waits_is_answered_before_its_publish_is_recorded(
-    node: TransactionDriver,
-) -> None:
-    epoch = node.open().epoch
-    correlation = node.commit(epoch, 0)
-    node.count()
-    _, then = node.publishes.pop()
-    then(PublishResponse(durability=Durability.FLUSHED), None, node.now)
-    node.send(Tick())
-    assert node.response(correlation).is_published
-    assert node.machine().applied["app"].publishing is not None
-    assert node.open().is_publishing is False, "behind what is pending"
-    following = node.commit(epoch, 1, attempt(OTHER), wait=0)
-    node.count()
-    assert node.response(following).outcome == 0
-
-
 def test_a_bug_in_publishing_is_tried_again(node: TransactionDriver) -> None:
     epoch = node.open().epoch
     node.commit(epoch, 0, wait=0)
@@ -447,6 +430,7 @@ def test_a_new_coordinator_goes_on_with_what_is_decided(node: TransactionDriver)
         1,
         True,
     )
+    node.record_ends()
     node.crash()
     node.settle()
     assert not node.publishes
@@ -669,6 +653,7 @@ def test_forgetting_gives_up_what_cannot_be_published(node: TransactionDriver) -
     assert [request.epoch for request, _ in node.publishes] == [epoch]
     node.published()
     assert node.response(second).is_published
+    node.record_ends()
     assert node.machine().applied["app"].publishing is None
 
 

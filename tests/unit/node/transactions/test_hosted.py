@@ -27,12 +27,14 @@ from quiverlog.errors import (
 from quiverlog.node.partitions.replica import Replica
 from quiverlog.node.runtime.events import Shutdown, Tick
 from quiverlog.node.transactions import hosted as module
-from quiverlog.node.transactions.hosted import Hosted
+from quiverlog.node.transactions.hosted import LEISURE_US, Hosted
 from quiverlog.storage.log.log import Log
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
 from tests.support.counters import Counter, CounterDriver, CounterKind, Outcomes
 from tests.support.node import SCHEMA
+
+LEISURE_MS = LEISURE_US // 1000
 
 
 class Counters:
@@ -135,6 +137,64 @@ def test_without_records_it_waits_for_what_is_pending(counters: Counters) -> Non
     counters.node.flush()
     assert counters.outcomes.all == [((1,), 0), ((), -1), ((), -1)]
     assert not counters.node.syncs
+
+
+# --- at leisure -----------------------------------------------------------------------------------
+def at_leisure(counters: Counters, *numbers: int) -> None:
+    counters.outcomes.propose(counters.hosted, *numbers, at_leisure=True)
+
+
+def test_a_record_that_no_answer_waits_for_is_appended_after_a_while(counters: Counters) -> None:
+    at_leisure(counters, 1)
+    counters.node.advance(LEISURE_MS // 2)
+    at_leisure(counters, 2)
+    assert counters.machine.pending == [1, 2]
+    counters.node.advance(LEISURE_MS // 2 - 1)
+    assert counters.node.broker_end(counters.topic) == 0
+    counters.node.advance(1)
+    assert counters.node.broker_end(counters.topic) == 2
+    counters.node.settle()
+    assert counters.outcomes.all == [((1,), 0), ((2,), 1)]
+    at_leisure(counters, 3)
+    counters.node.advance(LEISURE_MS - 1)
+    counters.node.settle()
+    assert counters.node.broker_end(counters.topic) == 2, "it has a while of its own"
+    counters.node.advance(1)
+    counters.node.settle()
+    assert counters.outcomes.of(3) == 2
+
+
+@pytest.mark.parametrize("numbers", [(7,), ()])
+def test_it_is_appended_with_the_next_that_one_waits_for(
+    counters: Counters, numbers: tuple[int, ...]
+) -> None:
+    at_leisure(counters, 1)
+    counters.propose(*numbers)
+    at_leisure(counters, 2)
+    counters.node.settle()
+    assert [h.row_count for h in counters.node.headers(counters.topic)] == [2 + len(numbers)]
+    assert counters.machine.numbers == [1, *numbers, 2]
+
+
+def test_it_waits_behind_an_append_that_is_under_way(counters: Counters) -> None:
+    counters.propose(1)
+    counters.node.send(Tick())
+    at_leisure(counters, 2)
+    counters.node.settle()
+    assert counters.outcomes.of(1) == 0
+    assert counters.outcomes.of(2) is None
+    counters.node.advance(LEISURE_MS)
+    counters.node.settle()
+    assert counters.outcomes.of(2) == 1
+
+
+def test_it_gets_its_outcome_when_the_leadership_ends(counters: Counters) -> None:
+    at_leisure(counters, 1)
+    counters.lead(epoch=5)
+    ((numbers, outcome),) = counters.outcomes.all
+    assert numbers == (1,)
+    assert isinstance(outcome, NotLeader)
+    counters.node.advance(LEISURE_MS)
 
 
 def test_rows_are_ordinary_batches(counters: Counters) -> None:

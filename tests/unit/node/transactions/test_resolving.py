@@ -15,6 +15,7 @@ from quiverlog.core.transactions.staged_rows import StagedRow
 from quiverlog.errors import CoordinatorNotReady, NotLeader, PeerUnreachable, QuiverlogError
 from quiverlog.node.runtime.peers import Answer
 from quiverlog.node.transactions import resolving as module
+from quiverlog.node.transactions.hosted import LEISURE_US
 from quiverlog.node.transactions.resolving import QUESTIONS_MAX, QUESTIONS_PER_TURN, Reaper
 from quiverlog.types import Now
 from quiverlog.wire.transaction_messages import (
@@ -131,7 +132,7 @@ def test_late_rows_of_a_published_transaction_go(led: Led) -> None:
     epoch = led.open()
     led.stage(led.row([1], epoch=epoch))
     led.publish(1, epoch=epoch)
-    led.settle()
+    led.settle(ms=LEISURE_US // 1000)
     led.stage(led.row([2], epoch=epoch, attempt=bytes(16)))
     with mock.patch.object(type(led.node.node.broker.coordinators), "resolve") as resolve:
         standing = Resolving([], Resolved.PUBLISHED)

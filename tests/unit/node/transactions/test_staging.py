@@ -41,7 +41,7 @@ from quiverlog.limits import BATCH_HEADER_BYTES, GIB
 from quiverlog.node.cluster_gauges import publish_waiting_rows, transaction_gauges
 from quiverlog.node.runtime.events import Tick
 from quiverlog.node.transactions import staging as staging_module
-from quiverlog.node.transactions.hosted import Hosted
+from quiverlog.node.transactions.hosted import LEISURE_US, Hosted
 from quiverlog.node.transactions.kinds import encode_rows
 from quiverlog.node.transactions.replay import PREFIX_BYTES
 from quiverlog.node.transactions.staging import StagedKind
@@ -62,6 +62,7 @@ from tests.support.staged import ATTEMPT, make_staged, staged_batch, staged_row
 LOSER = bytes(16)
 FLUSHED = Durability.FLUSHED
 PARTITION = 3
+LEISURE_MS = LEISURE_US // 1000
 
 
 class Staging:
@@ -176,9 +177,7 @@ def test_a_count_that_cannot_be_answered(
 
 
 # --- PUBLISH ----------------------------------------------------------------------------------
-def test_rows_are_published_behind_a_row_that_is_safe_and_answered_behind_another(
-    staging: Staging,
-) -> None:
+def test_rows_are_published_behind_a_row_that_is_safe_and_then_answered(staging: Staging) -> None:
     """Rule 22: rows become visible behind what is durable."""
     first = staging.stage(
         staging.row([1, 2]), staging.row([3], partition=1), staging.row([9], attempt=LOSER)
@@ -188,11 +187,19 @@ def test_rows_are_published_behind_a_row_that_is_safe_and_answered_behind_anothe
     staging.node.flush()
     assert staging.rows() == [(0, 2)]
     assert staging.rows(1) == [(0, 1)]
-    assert published(staging, asked) is None
+    assert published(staging, asked) is None, "they are not safe"
     staging.settle()
     targets = [end(0, 2, 2, staging.topic), end(1, 1, 1, staging.topic)]
     answer = published(staging, asked)
     assert (answer.targets, answer.durability) == (targets, FLUSHED)
+    again = staging.publish(first + 2)
+    assert published(staging, again).targets == targets
+    # Its row of kind 2 is appended with others, or after a second.
+    staging.settle(ms=LEISURE_MS - 1)
+    assert staging.index.next_offset == first + 4
+    assert staging.index.batch_count == 3
+    staging.settle(ms=1)
+    assert staging.index.next_offset == first + 5
     assert staging.index.batch_count == 0
     again = staging.publish(first + 2)
     assert published(staging, again).targets == targets
@@ -203,9 +210,9 @@ def test_rows_are_recorded_at_levels_of_their_own(staging: Staging) -> None:
     levels: list[tuple[type, object]] = []
     propose = Hosted.propose
 
-    def spy(hosted: Hosted, records: Any, now: Any, then: Any, level: Any = None) -> None:
-        levels.append((type(records[0]), level))
-        propose(hosted, records, now, then, level)
+    def spy(hosted: Hosted, records: Any, now: Any, *args: Any, **options: Any) -> None:
+        levels.append((type(records[0]), args[1] if len(args) > 1 else None))
+        propose(hosted, records, now, *args, **options)
 
     staging.stage(staging.row([1]))
     with mock.patch.object(Hosted, "propose", spy):
@@ -231,7 +238,7 @@ def test_a_publish_that_is_asked_for_again_is_written_once(staging: Staging) -> 
     asked = [staging.publish(first + 1), staging.publish(first + 1)]
     staging.node.flush()
     asked.append(staging.publish(first + 1))
-    staging.settle()
+    staging.settle(ms=LEISURE_MS)
     answers = [published(staging, one) for one in asked]
     assert [one.targets for one in answers] == [[end(0, 1, 1, staging.topic)]] * 3
     assert staging.rows() == [(0, 1)]
@@ -280,7 +287,7 @@ def test_rows_of_a_topic_that_is_deleted_are_dropped(staging: Staging) -> None:
     first = staging.stage(staging.row([1]))
     staging.node.call(m.DeleteTopicsRequest(names=["t"]))
     asked = staging.publish(first + 1)
-    staging.settle()
+    staging.settle(ms=LEISURE_MS)
     assert published(staging, asked).targets == []
     assert staging.index.batch_count == 0
 
@@ -289,7 +296,7 @@ def test_nothing_is_answered_without_the_lease(staging: Staging) -> None:
     first = staging.stage(staging.row([1]))
     other = staging.stage(staging.row([1], transactional_id="other"))
     staging.publish(first + 1)
-    staging.settle()
+    staging.settle(ms=LEISURE_MS)
     deposed = NotLeader("a test")
     lookup = type(staging.node.node.broker.lookup)
     with mock.patch.object(lookup, "leader_for_offsets", side_effect=deposed):
@@ -310,11 +317,11 @@ def test_the_end_of_a_publish_that_could_not_be_recorded_is_recorded_later(
     with mock.patch.object(Hosted, "propose", side_effect=DiskFull("a test")):
         staging.settle()
         assert staging.rows() == [(0, 1)]
+        assert published(staging, asked).targets == [end(0, 1, 1, staging.topic)]
         staging.settle(ms=499)
-        assert published(staging, asked) is None
-    staging.settle(ms=1)
-    assert published(staging, asked).targets == [end(0, 1, 1, staging.topic)]
-    assert staging.index.batch_count == 0
+    with mock.patch.object(Hosted, "propose", autospec=True) as propose:
+        staging.settle(ms=1)
+    assert [type(one) for one in propose.call_args.args[1]] == [DoneRow]
 
 
 # --- leaderships ------------------------------------------------------------------------------
@@ -343,7 +350,7 @@ def test_a_new_leader_goes_on_with_a_publish(staging: Staging, flushes: int) -> 
     staging.settle()
     assert staging.rows() == [(0, 2)]
     asked = staging.publish(first + 2)
-    staging.settle()
+    staging.settle(ms=LEISURE_MS)
     assert published(staging, asked).targets == [
         end(0, 2, 2, staging.topic), end(1, 1, 1, staging.topic)
     ]  # fmt: skip
@@ -357,6 +364,7 @@ def test_numbers_go_on_where_the_index_is_built_again_under_one_leader_epoch(
 ) -> None:
     staging.stage(staging.row([1]))
     staging.publish(1)
+    staging.settle(ms=LEISURE_MS)
     staging.settle(ms=2_000)
     replica = staging.node.node.broker.replicas[staging.staged, PARTITION]
     assert replica.log.log_start_offset == replica.log.log_end_offset, "all of it is given up"
@@ -501,6 +509,7 @@ def test_the_log_start_moves_past_what_is_published_and_not_past_what_is_staged(
     staging.stage(staging.row([1]))
     other = staging.stage(staging.row([1], transactional_id="other"))
     staging.publish(1)
+    staging.settle(ms=LEISURE_MS)
     staging.settle(ms=2_000)
     log = staging.node.node.broker.replicas[staging.staged, PARTITION].log
     assert log.log_start_offset == other == 1
