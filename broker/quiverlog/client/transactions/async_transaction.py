@@ -71,7 +71,6 @@ __all__ = ["AsyncHolder", "AsyncStagedFuture", "AsyncTransaction"]
 _INSTANCE_BYTES: Final = 16
 _ATTEMPT_BYTES: Final = TRANSACTION_ATTEMPT_BYTES
 _SIGNS_PER_TIMEOUT: Final = 3
-_SEQUENCE_MAX: Final = 2**63 - 1
 _TOPIC_AGE_MAX_S: Final = 1.0
 """A transaction takes metadata of its topics that are so old: many a second share a question."""
 _ENDED: Final = (SequenceTooOld, TransactionClosed, TransactionFenced, UnknownTransactionalId)
@@ -162,11 +161,6 @@ class AsyncHolder:
         if opened.epoch != self.epoch or is_lost:
             await self.leave()
         self._learn(opened)
-        if self.last_sequence == _SEQUENCE_MAX:
-            raise InvalidArgument(
-                f"transactional id {shown(self.name)} has no sequence above {_SEQUENCE_MAX}, which"
-                " has committed: use another id, or forget this one."
-            )
         if self._staging is None:
             await self._open_staging(complete)
 

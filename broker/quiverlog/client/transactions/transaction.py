@@ -69,7 +69,6 @@ __all__ = ["Holder", "StagedFuture", "Transaction"]
 _INSTANCE_BYTES: Final = 16
 _ATTEMPT_BYTES: Final = TRANSACTION_ATTEMPT_BYTES
 _SIGNS_PER_TIMEOUT: Final = 3
-_SEQUENCE_MAX: Final = 2**63 - 1
 _TOPIC_AGE_MAX_S: Final = 1.0
 """A transaction takes metadata of its topics that are so old: many a second share a question."""
 _ENDED: Final = (SequenceTooOld, TransactionClosed, TransactionFenced, UnknownTransactionalId)
@@ -160,11 +159,6 @@ class Holder:
         if opened.epoch != self.epoch or is_lost:
             self.leave()
         self._learn(opened)
-        if self.last_sequence == _SEQUENCE_MAX:
-            raise InvalidArgument(
-                f"transactional id {shown(self.name)} has no sequence above {_SEQUENCE_MAX}, which"
-                " has committed: use another id, or forget this one."
-            )
         if self._staging is None:
             self._open_staging(complete)
 
