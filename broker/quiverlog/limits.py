@@ -136,6 +136,8 @@ INDEX_MEMORY_BYTES_MAX: Final = 64 * MIB
 """Loaded indexes of finished segments, of which one always stays; unused ones go first."""
 UNFLUSHED_BYTES_MAX: Final = 64 * MIB
 """A log with this many unflushed bytes is flushed, whatever its topic's durability."""
+STAGED_UNFLUSHED_BYTES_MAX: Final = 16 * MIB
+"""The same of staged rows: a publish waits until they are flushed."""
 UNFLUSHED_MS_MAX: Final = 30_000
 """A flush of a row is due this long after its write, whatever its topic's durability."""
 PRODUCERS_PER_PARTITION_MAX: Final = 10_000

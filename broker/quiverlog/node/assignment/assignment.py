@@ -387,7 +387,7 @@ class Assignment:
             self._reconfigure(replica)
 
     def _reconfigure(self, replica: Replica) -> None:
-        replica.log.config = log_config(replica.topic.config)
+        replica.log.config = log_config(replica.topic)
         if replica.state.set_durability(replica.topic.config.durability):
             self._wakeups.changed(replica)
         if replica.state.flushed_offset < replica.state.log_end_offset:
@@ -423,7 +423,7 @@ class Assignment:
             self._drop(key[0], (key[1],), "was deleted", now)
         else:
             self._lead_or_follow(replica, partition, now)
-            replica.log.config = log_config(topic.config)  # May be altered since the job began.
+            replica.log.config = log_config(topic)  # May be altered since the job began.
 
     def on_open_failed(self, key: Key, opening: Opening, error: BaseException, now: Now) -> None:
         if key[1] in self._held.get(key[0], ()):

@@ -404,7 +404,7 @@ class Openings:
         job = OpenJob(
             self._disk,
             self._directory.data.partition_path(name),
-            log_config(topic.config),
+            log_config(topic),
             now,
             clean=opening.clean,
             epoch_newest=topic.partitions[key[1]].leader_epoch,
@@ -470,7 +470,7 @@ class Openings:
         opened = new_log(
             self._disk,
             self._path(key),
-            log_config(topic.config),
+            log_config(topic),
             now,
             **self._options,
         )

@@ -19,11 +19,12 @@ from quiverlog.errors import (
     StorageFault,
     ThrottledBroker,
 )
+from quiverlog.limits import STAGED_UNFLUSHED_BYTES_MAX, UNFLUSHED_BYTES_MAX
 from quiverlog.node.partitions.acknowledgements import Answers
 from quiverlog.node.runtime.metrics import TopicCounters
 from quiverlog.node.runtime.purgatory import Watched
 from quiverlog.storage.log.log import Log, LogConfig
-from quiverlog.types import Now, TopicPartition
+from quiverlog.types import STAGED_TOPIC, Now, TopicPartition
 
 __all__ = ["ADMITTED_ROWS_MAX", "Replica", "assigned", "log_config"]
 
@@ -31,14 +32,19 @@ ADMITTED_ROWS_MAX: Final = 2**30
 """Rows of one log's write: with those of a segment they must fit an index's 32 bits."""
 
 
+def log_config(topic: TopicImage) -> LogConfig:
+    return _log_config(topic.config, topic.name == STAGED_TOPIC)
+
+
 @lru_cache(256)
-def log_config(config: TopicConfig) -> LogConfig:
+def _log_config(config: TopicConfig, is_staged: bool) -> LogConfig:
     return LogConfig(
         segment_bytes=config.segment_bytes,
         segment_ms=config.segment_ms,
         index_interval_bytes=config.index_interval_bytes,
         retention_ms=config.retention_ms,
         retention_bytes=config.retention_bytes,
+        unflushed_bytes_max=STAGED_UNFLUSHED_BYTES_MAX if is_staged else UNFLUSHED_BYTES_MAX,
     )
 
 

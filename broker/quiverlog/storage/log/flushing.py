@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Final
 
-from quiverlog.limits import UNFLUSHED_BYTES_MAX, UNFLUSHED_MS_MAX
+from quiverlog.limits import UNFLUSHED_MS_MAX
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.storage.log.checkpoint import SNAPSHOTS_KEPT, Bounds, Producers, RecoveryPoint
 from quiverlog.storage.log.jobs import FlushJob, FlushResult, IndexFile, MarkWrite, SnapshotFile
@@ -274,10 +274,10 @@ class Unflushed:
         self.indexes = [f for f in self.indexes if f.summary.end_offset <= end_offset]
         self._point_behind = self._point_due = True
 
-    def due_us(self) -> int | None:
+    def due_us(self, bytes_max: int) -> int | None:
         if self.outstanding is not None:
             return None
-        if self._rolled or self.byte_count >= UNFLUSHED_BYTES_MAX:
+        if self._rolled or self.byte_count >= bytes_max:
             return 0
         if self._since_us is not None:
             return self._since_us + UNFLUSHED_MS_MAX * 1000

@@ -36,6 +36,7 @@ from quiverlog.limits import (
     SEGMENT_BYTES_MAX,
     SEGMENT_MS_DEFAULT,
     SEGMENT_ROWS_MAX,
+    UNFLUSHED_BYTES_MAX,
 )
 from quiverlog.storage.disk.disk import Disk, out_of_descriptors, short_name, what_failed
 from quiverlog.storage.log import checkpoint, opening
@@ -87,6 +88,7 @@ class LogConfig:
     index_interval_bytes: int = INDEX_INTERVAL_BYTES
     retention_ms: int = RETENTION_MS_DEFAULT
     retention_bytes: int = -1
+    unflushed_bytes_max: int = UNFLUSHED_BYTES_MAX
 
     @property
     def roll_bytes(self) -> int:
@@ -285,13 +287,13 @@ class Log:
         """Return when a flush in the background is due (`Now.mono_us`): None for never, 0 for at
         once.
 
-        Due at a roll, after 64 MiB and after 30 s, for every level of durability, and once more
-        when a log has become idle: that bounds what a start after a crash scans.
+        Due at a roll, after `unflushed_bytes_max` and after 30 s, for every level of durability,
+        and once more when a log has become idle: that bounds what a start after a crash scans.
         """
         # A truncation replaces the files that a flush would sync.
         if self.fault or self._truncation is not None:
             return None
-        return self._unflushed.due_us()
+        return self._unflushed.due_us(self.config.unflushed_bytes_max)
 
     @property
     def saved_epoch(self) -> int:

@@ -4,6 +4,8 @@ with."""
 from __future__ import annotations
 
 import errno
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,13 +13,18 @@ from unittest import mock
 import pytest
 
 from quiverlog.errors import ThrottledBroker
-from quiverlog.limits import MIB, UNFLUSHED_MS_MAX
-from quiverlog.node.partitions.replica import Replica
+from quiverlog.limits import (
+    MIB,
+    STAGED_UNFLUSHED_BYTES_MAX,
+    UNFLUSHED_BYTES_MAX,
+    UNFLUSHED_MS_MAX,
+)
+from quiverlog.node.partitions.replica import Replica, log_config
 from quiverlog.storage.disk.disk import Buffer, write_error
 from quiverlog.storage.disk.posix import PosixDisk, PosixFile
 from quiverlog.storage.log.log import Log
 from quiverlog.storage.segment.epochs import EPOCHS_FILE
-from quiverlog.types import EARLIEST, NO_EPOCH
+from quiverlog.types import EARLIEST, NO_EPOCH, STAGED_TOPIC
 from quiverlog.wire import messages as m
 from tests.support.node import NodeDriver, batch_of
 
@@ -54,6 +61,29 @@ def test_a_memory_topic_is_flushed_after_30_s_and_a_start_scans_what_came_since(
     node.crash()
     assert replica_of(node, topic).log.recovery.bytes_scanned == since
     assert node.broker_end(topic) == 1_005
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_memory_topic_is_flushed_after_many_bytes(node: NodeDriver, more: int) -> None:
+    topic = node.create(durability="memory")
+    log = replica_of(node, topic).log
+    assert log.config.unflushed_bytes_max == UNFLUSHED_BYTES_MAX
+    byte_count = put(node, topic)
+    log.config = replace(log.config, unflushed_bytes_max=2 * byte_count - more)
+    assert not node.syncs
+    put(node, topic)
+    assert len(node.syncs) == (more >= 0)
+
+
+def test_staged_rows_are_flushed_while_others_come(node: NodeDriver) -> None:
+    """A publish waits until they are flushed."""
+    topic = replica_of(node, node.create()).topic
+    assert log_config(topic).unflushed_bytes_max == UNFLUSHED_BYTES_MAX
+    topic_of_rows = copy(topic)
+    topic_of_rows.name = STAGED_TOPIC
+    staged = log_config(topic_of_rows)
+    assert staged.unflushed_bytes_max == STAGED_UNFLUSHED_BYTES_MAX < UNFLUSHED_BYTES_MAX
+    assert replace(staged, unflushed_bytes_max=UNFLUSHED_BYTES_MAX) == log_config(topic)
 
 
 def test_a_memory_topic_is_flushed_when_a_segment_is_rolled(node: NodeDriver) -> None:

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from quiverlog.batch.header import BatchHeader
-from quiverlog.core.controller.configs import TopicConfig
+from quiverlog.core.controller.topic_image import TopicImage
 from quiverlog.errors import CoordinatorNotReady, CorruptBatch, CorruptLog, UnsupportedFormat
 from quiverlog.node.assignment import assignment
 from quiverlog.node.partitions.replica import log_config
@@ -36,8 +36,8 @@ BATCH_BYTES = 256
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three batches of one row each."""
 
-    def small(config: TopicConfig) -> LogConfig:
-        return replace(log_config(config), segment_bytes=1024, index_interval_bytes=64)
+    def small(topic: TopicImage) -> LogConfig:
+        return replace(log_config(topic), segment_bytes=1024, index_interval_bytes=64)
 
     monkeypatch.setattr(assignment, "log_config", small)
 
