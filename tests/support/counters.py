@@ -20,6 +20,7 @@ from quiverlog.node.runtime.effects import Effect, StartJob
 from quiverlog.node.runtime.events import Tick
 from quiverlog.node.transactions.hosted import Hosted
 from quiverlog.node.transactions.kinds import read_batch
+from quiverlog.node.transactions.replay import Read
 from quiverlog.types import Durability, Now
 
 from . import node as nodes
@@ -92,10 +93,13 @@ class CounterKind:
     def row(self, record: int) -> tuple[Any, ...]:
         return (record,)
 
-    def bytes_needed(self, header: BatchHeader, prefix: memoryview) -> int:
+    def bytes_needed(self, header: BatchHeader) -> int:
         return header.total_bytes
 
-    def decode(self, header: BatchHeader, view: memoryview) -> list[tuple[int, int]]:
+    def decode(self, header: BatchHeader, prefix: memoryview, read: Read) -> list[tuple[int, int]]:
+        return self.rows(header, read(self.bytes_needed(header)))
+
+    def rows(self, header: BatchHeader, view: memoryview) -> list[tuple[int, int]]:
         numbers = read_batch(header, view, SCHEMA).column(0).to_pylist()
         return list(enumerate(numbers, header.base_offset))
 

@@ -50,6 +50,7 @@ from quiverlog.node.runtime.tasks import Call, Future, Outcome, Wait, gather
 from quiverlog.node.transactions.hosted import Hosted, Hosting
 from quiverlog.node.transactions.kinds import read_batch
 from quiverlog.node.transactions.leaders import Leaders
+from quiverlog.node.transactions.replay import Read
 from quiverlog.types import Durability, Now
 from quiverlog.wire.transaction_messages import (
     AbortTransactionRequest,
@@ -105,11 +106,10 @@ class TransactionsKind:
     def row(self, record: Record) -> tuple[int, str, bytes]:
         return encode_row(record)
 
-    def bytes_needed(self, header: BatchHeader, prefix: memoryview) -> int:
-        return header.total_bytes
-
-    def decode(self, header: BatchHeader, view: memoryview) -> list[tuple[int, Record]]:
-        columns = read_batch(header, view, self.schema).to_pydict()
+    def decode(
+        self, header: BatchHeader, prefix: memoryview, read: Read
+    ) -> list[tuple[int, Record]]:
+        columns = read_batch(header, read(header.total_bytes), self.schema).to_pydict()
         rows = zip(columns["kind"], columns["transactional_id"], columns["value"], strict=True)
         return [(header.base_offset + i, decode_row(*row)) for i, row in enumerate(rows)]
 

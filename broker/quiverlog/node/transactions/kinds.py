@@ -13,7 +13,7 @@ from quiverlog.batch.header import FLAG_CODEC_MASK, BatchHeader
 from quiverlog.errors import CorruptBatch, QuiverlogError
 from quiverlog.limits import MIB
 from quiverlog.node.partitions.replica import Replica
-from quiverlog.node.transactions.replay import Decoder
+from quiverlog.node.transactions.replay import Decoder, Read
 from quiverlog.types import Now
 
 __all__ = ["Kind", "Machine", "Proposed", "bytes_of", "encode_rows", "read_batch"]
@@ -41,7 +41,7 @@ class Machine(Protocol):
 
 
 class Kind(Decoder, Protocol):
-    """One internal topic. `decode` and `bytes_needed` run in a job, all else on the loop.
+    """One internal topic. `decode` runs in a job, all else on the loop.
 
     schema: the topic's, fixed in code.
     level: of records where the partition has several replicas; FLUSHED where it has one.
@@ -56,17 +56,11 @@ class Kind(Decoder, Protocol):
     def row(self, record: Any) -> tuple[Any, ...]:
         """Return the values of the record's row in the order of the schema: bytes, str, int."""
 
-    def bytes_needed(self, header: BatchHeader, prefix: memoryview) -> int:
-        """Return how many bytes of a batch `decode` needs, by its first PREFIX_BYTES.
-
-        `header.total_bytes` where it needs all: only then its CRC is verified. Raises CorruptBatch.
-        """
-
-    def decode(self, header: BatchHeader, view: memoryview) -> list[tuple[int, Any]]:
+    def decode(self, header: BatchHeader, prefix: memoryview, read: Read) -> list[tuple[int, Any]]:
         """Return (offset, record) of each row that the machine wants, in order.
 
-        `view`: as many bytes of the batch as are needed; `read_batch` reads a whole one. Raises
-        CorruptBatch.
+        `prefix`: the first PREFIX_BYTES. `read` verifies the CRC of a whole batch, which
+        `read_batch` takes. Raises CorruptBatch.
         """
 
     def capture(self, machine: Any) -> Iterator[Any]:

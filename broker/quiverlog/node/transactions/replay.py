@@ -7,6 +7,7 @@ a bad sector is then an error, and a file that is removed or cut meanwhile harms
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
@@ -28,26 +29,31 @@ __all__ = [
     "PREFIX_BYTES",
     "Decoder",
     "Piece",
+    "Read",
     "Replay",
     "ReplayJob",
 ]
 
-PIECE_BYTES: Final = 1 * MIB
+PIECE_BYTES: Final = 4 * MIB
 """Read by one job: the last batch of a piece may exceed it."""
 PIECE_RECORDS: Final = 1_000
-"""Records of one piece, from which on it ends; those of its last batch may be more."""
+"""From which on a piece ends."""
 PREFIX_BYTES: Final = 16 * KIB
+"""Of batches of 64 KiB the kernel reads nothing ahead for less."""
 _WINDOW_BYTES: Final = 256 * KIB
 _BATCHES_MAX: Final = 4_096
 """Of one piece: also batches of which few bytes are read, or none, take time."""
 
 
+Read = Callable[[int], memoryview]
+
+
 class Decoder(Protocol):
     """What a job needs of a `Kind`; pure."""
 
-    def bytes_needed(self, header: BatchHeader, prefix: memoryview) -> int: ...
-
-    def decode(self, header: BatchHeader, view: memoryview) -> list[tuple[int, Any]]: ...
+    def decode(
+        self, header: BatchHeader, prefix: memoryview, read: Read
+    ) -> list[tuple[int, Any]]: ...
 
 
 class Piece(NamedTuple):
@@ -108,14 +114,17 @@ class ReplayJob:
 
     def _rows(self, source: _Window, position: int, header: BatchHeader) -> list[tuple[int, Any]]:
         total = header.total_bytes
+
+        def read(byte_count: int) -> memoryview:
+            assert 0 <= byte_count <= total
+            view = source.read(position, byte_count)
+            if byte_count == total:
+                check_crc(view, header)
+            return view
+
         prefix = source.read(position, min(total, PREFIX_BYTES))
         try:
-            needed = self.decoder.bytes_needed(header, prefix)
-            assert 0 <= needed <= total
-            view = (prefix if needed <= len(prefix) else source.read(position, needed))[:needed]
-            if needed == total:
-                check_crc(view, header)
-            found = self.decoder.decode(header, view)
+            found = self.decoder.decode(header, prefix, read)
         except (CorruptBatch, CorruptLog, UnsupportedFormat) as error:
             if not self._is_whole(source, position, header):
                 raise self._corrupt(position, position + total, header.base_offset) from error

@@ -68,6 +68,7 @@ from quiverlog.node.transactions.forwarding import Forwarding, Source
 from quiverlog.node.transactions.hosted import Hosted, Hosting
 from quiverlog.node.transactions.leaders import Local
 from quiverlog.node.transactions.queues import Item, Publish, TargetKey, Waiting
+from quiverlog.node.transactions.replay import Read
 from quiverlog.types import (
     PUBLISH_LEADER_EPOCHS_END,
     Compression,
@@ -160,8 +161,7 @@ class _Columns:
         return [end - first for first, end in pairwise(ends)]
 
 
-def _decode(header: BatchHeader, view: memoryview) -> Iterator[tuple[int, Any]]:
-    columns = _Columns(header, view)
+def _records(header: BatchHeader, columns: _Columns) -> Iterator[tuple[int, Any]]:
     kinds = columns.numbers(_KIND, "b")
     names = [str(name, "utf-8") for name in columns.values(_ID)]
     epochs, sequences = columns.numbers(_EPOCH, "q"), columns.numbers(_SEQUENCE, "q")
@@ -207,17 +207,14 @@ class StagedKind:
         kind = KIND_PUBLISH if isinstance(record, PublishRow) else KIND_DONE
         return (kind, *key_of(record), b"", b"", -1, 0, encode_value(record))
 
-    def bytes_needed(self, header: BatchHeader, prefix: memoryview) -> int:
-        columns = _Columns(header, prefix)
+    def decode(self, header: BatchHeader, prefix: memoryview, read: Read) -> list[tuple[int, Any]]:
         try:
-            is_of_client = not any(columns.numbers(_KIND, "b"))
-        except CorruptBatch:
-            return header.total_bytes
-        return columns.needed if is_of_client else header.total_bytes
-
-    def decode(self, header: BatchHeader, view: memoryview) -> list[tuple[int, Any]]:
-        try:
-            return list(_decode(header, view))
+            columns = _Columns(header, prefix)
+            if columns.needed > len(prefix) or columns.needed == header.total_bytes:
+                columns = _Columns(header, read(columns.needed))
+            if any(columns.numbers(_KIND, "b")):
+                columns = _Columns(header, read(header.total_bytes))
+            return list(_records(header, columns))
         except (UnicodeDecodeError, CorruptLog, UnsupportedFormat) as error:
             raise CorruptBatch(f"a staged row cannot be read: {error}.") from error
 
@@ -259,8 +256,7 @@ class _Items(Sequence[Item]):
 
 
 class _Led:
-    """A partition that is served. `missing`: by id, rows that were decided and are lost, of the
-    last publishes with any."""
+    """A partition that is served. `missing`: by id, decided rows that are lost."""
 
     __slots__ = (
         "done_end", "hosted", "missing", "source", "staged", "trim_is_due", "trim_to", "waiters",

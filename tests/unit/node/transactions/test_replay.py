@@ -407,12 +407,12 @@ def test_a_kind_that_needs_only_the_beginning_of_a_batch(
     damage(counters, 1, BATCH_BYTES - 1)
     seen: list[int] = []
 
-    def decode(_: CounterKind, header: BatchHeader, view: memoryview) -> list[tuple[int, int]]:
+    def rows(_: CounterKind, header: BatchHeader, view: memoryview) -> list[tuple[int, int]]:
         seen.append(len(view))
         return [(header.base_offset, 5)]
 
     monkeypatch.setattr(CounterKind, "bytes_needed", lambda *_: 128)
-    monkeypatch.setattr(CounterKind, "decode", decode)
+    monkeypatch.setattr(CounterKind, "rows", rows)
     led_anew(counters)
     counters.node.replay()
     assert seen == [128, 128, 128]
@@ -432,7 +432,7 @@ def test_little_is_read_of_large_batches(
         counters.propose(*range(row_count))
         counters.node.settle()
     monkeypatch.setattr(CounterKind, "bytes_needed", lambda *_: 128)
-    monkeypatch.setattr(CounterKind, "decode", lambda *_: [])
+    monkeypatch.setattr(CounterKind, "rows", lambda *_: [])
     with FailingOnce(0, 0) as counting:
         led_anew(counters)
         pieces(counters)

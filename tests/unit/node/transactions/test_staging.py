@@ -547,16 +547,33 @@ def test_rows_stay_until_their_row_of_kind_2_is_on_the_disks(staging: Staging) -
 
 
 # --- bytes ------------------------------------------------------------------------------------
+METADATA_BYTES = 1_000
+"""Of a staged batch: its header, and Arrow's metadata."""
+
+
+class Reading:
+    """Reads a batch, and remembers how many bytes were asked for."""
+
+    def __init__(self, batch: bytes | bytearray | memoryview) -> None:
+        self._view = memoryview(batch)
+        self.asked: list[int] = []
+
+    def __call__(self, byte_count: int) -> memoryview:
+        self.asked.append(min(byte_count, len(self._view)))
+        return self._view[:byte_count]
+
+
 def test_the_index_is_built_again_without_the_payload(staging: Staging) -> None:
     rows = [staging.row(list(range(5_000)), transactional_id=f"id{n}") for n in range(20)]
     batch = staged_batch(rows)
     header = BatchHeader.unpack(batch)
     kind = StagedKind(staging.node.node.broker.staging)
-    needed = kind.bytes_needed(header, memoryview(batch)[:PREFIX_BYTES])
+    reading = Reading(batch)
+    found = kind.decode(header, reading(METADATA_BYTES), reading)
+    needed = reading.asked[-1]
     assert needed < 3_000 < 20 * 40_000 < header.total_bytes
     payload = sum(len(row["batch"]) for row in rows)
     assert header.total_bytes - needed - payload < 128, "up to the payload, and no further"
-    found = kind.decode(header, memoryview(batch)[:needed])
     assert [offset for offset, _ in found] == list(range(20))
     for (_, one), row in zip(found, rows, strict=True):
         values = [row[name] for name in StagedRow._fields[:-1]]
@@ -573,8 +590,9 @@ def test_rows_of_brokers_are_read_whole(staging: Staging) -> None:
     ((header, view),) = encode_rows(
         kind.schema, 1, [kind.row(one) for one in records], staging.node.now
     )
-    assert kind.bytes_needed(header, view[:PREFIX_BYTES]) == header.total_bytes
-    assert kind.decode(header, view) == list(enumerate(records))
+    reading = Reading(view)
+    assert kind.decode(header, reading(METADATA_BYTES), reading) == list(enumerate(records))
+    assert reading.asked[-1] == header.total_bytes, "their CRC is verified"
 
 
 @pytest.mark.parametrize("middle", [-1, 1_000, -(2**31)])
@@ -585,21 +603,22 @@ def test_ends_that_are_wrong_are_damage(staging: Staging, middle: int) -> None:
     assert batch.count(ends) == 1, "of the transactional ids"
     struct.pack_into("<i", batch, batch.index(ends) + 4, middle)
     with pytest.raises(CorruptBatch, match="ends of a column"):
-        kind.decode(BatchHeader.unpack(batch), memoryview(batch))
+        kind.decode(BatchHeader.unpack(batch), memoryview(batch), Reading(batch))
 
 
 def test_damage_before_the_payload_never_reaches_the_index(staging: Staging) -> None:
     kind = StagedKind(staging.node.node.broker.staging)
-    batch = staged_batch([staging.row([1]), staging.row([2], partition=1)])
+    rows = [staging.row([1]), staging.row([2], partition=1)]
+    batch = staged_batch(rows)
     good = BatchHeader.unpack(batch)
-    for at in range(BATCH_HEADER_BYTES, kind.bytes_needed(good, memoryview(batch))):
+    payload = sum(len(row["batch"]) for row in rows)
+    for at in range(BATCH_HEADER_BYTES, good.total_bytes - payload):
         for bit in (1, 0x80):
             damaged = bytearray(batch)
             damaged[at] ^= bit
-            view = memoryview(damaged)
+            reading = Reading(damaged)
             with contextlib.suppress(CorruptBatch):
-                needed = kind.bytes_needed(good, view)
-                for _, row in kind.decode(good, view[:needed]):
+                for _, row in kind.decode(good, reading(PREFIX_BYTES), reading):
                     # Not noticed, but still a row.
                     assert isinstance(row, StagedRow)
                     assert len(row.attempt) == len(row.topic_id) == 16
