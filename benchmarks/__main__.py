@@ -33,6 +33,7 @@ BENCHMARKS = (
     "failover",
     "growth",
     "exactly_once",
+    "transactions",
     "client_dicts",
     "spark_read",
     "spark_write",
@@ -45,6 +46,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--quick", action="store_true", help="an eighth of the work; no claims")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
+    parser.add_argument(
+        "--staged-gib", type=float, default=0.25, help="staged for a new leader (default 0.25)"
+    )
     parser.add_argument("--output", type=Path, default=None, help="where the JSON goes")
     chosen = parser.parse_args(argv)
     unknown = set(chosen.names) - set(BENCHMARKS)
@@ -69,7 +73,11 @@ def output_of(options: argparse.Namespace) -> Path:
 
 def main(argv: list[str]) -> int:
     options = arguments(argv)
-    settings = Settings(quick=options.quick, rounds=2 if options.quick else options.rounds)
+    settings = Settings(
+        quick=options.quick,
+        rounds=2 if options.quick else options.rounds,
+        staged_bytes=int(options.staged_gib * 2**30),
+    )
     comparisons: list[Comparison] = []
     failed: list[str] = []
     for name in options.names or BENCHMARKS:

@@ -4,6 +4,9 @@ Publishing is a copy on the leader's machine; its opponent reads the same bytes 
 their checksum twice, writes and flushes them. On three brokers all bytes are copied twice: the
 opponent is a plain produce of the same rows. Brokers, followers and the load share the processors,
 so that nothing here predicts what three machines would do.
+
+A reader fetches published rows, and the same ones that were produced. A producer sends one row
+after the other, alone and beside a publish of 100 MB/s that was staged before.
 """
 
 from __future__ import annotations
@@ -11,205 +14,205 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-import secrets
 import tempfile
+import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
-import pyarrow as pa
-
-from benchmarks.bench_cluster import BROKERS, cluster, topic_on, until
+from benchmarks.bench_churn import LEVELS, OneRow, p99
+from benchmarks.bench_cluster import BROKERS, cluster, topic_on
 from benchmarks.harness import Comparison, Settings, interleave
-from benchmarks.load import Frame, Load
+from benchmarks.load import Load
 from benchmarks.quiver import (
     BrokerProcess,
     Topic,
     expect_rows,
-    header_of,
+    fetch_frame,
+    fetched,
     largest_batch,
     numbered,
     open_load,
     produce_frame,
-    produced,
     producer_id,
     running,
     temporary_topic,
 )
+from benchmarks.staging import DEPTH, Holder, Staged, send
 from quiverlog.batch.checksum import crc32c
-from quiverlog.batch.codec import encode_batch
 from quiverlog.client.client import Client
-from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS, STAGED, TRANSACTIONS
-from quiverlog.wire import frames
-from quiverlog.wire import messages as m
-from quiverlog.wire.transaction_messages import (
-    CommittedAttempt,
-    CommittedPart,
-    CommitTransactionRequest,
-    CommitTransactionResponse,
-    OpenTransactionRequest,
-    OpenTransactionResponse,
-)
+from quiverlog.limits import MIB
 
-MIB: Final = 1024 * 1024
 PUBLISHED_BYTES: Final = 32 * MIB
 LARGE_BYTES: Final = 2 * MIB
 OF_COPY_MIN, OF_COPY_GOAL = 0.6, 0.8
 BATCH_BYTES: Final = 1 * MIB
 BATCHES: Final = 48
-DEPTH: Final = 4
-ATTEMPT: Final = b"benchmark-exact1"
-
-_R = TypeVar("_R", bound=m.Response)
+FETCHES: Final = 64
+PASSES: Final = 8
+OF_PRODUCED_MIN, OF_PRODUCED_GOAL = 0.97, 1.0
+BESIDE_BATCHES: Final = 10
+BESIDE_PER_SECOND: Final = 10
+BESIDE_SECONDS: Final = 4
+P99_TIMES_MAX, P99_TIMES_GOAL = 3, 1.5
 
 
 def run(settings: Settings) -> list[Comparison]:
-    return [published(settings), on_three_brokers(settings)]
-
-
-class Holder:
-    """One transactional id: stages batches beside their leader, and commits them."""
-
-    def __init__(self, brokers: dict[int, BrokerProcess], client: Client, stack: ExitStack) -> None:
-        self._brokers = brokers
-        self._client = client
-        self._stack = stack
-        self._loads: dict[int, Load] = {}
-        self._numbers = itertools.count(1)
-        self._sequences = itertools.count(1)
-        self._id = f"benchmark-{secrets.token_hex(4)}"
-        self._make_topics()
-        self._coordinator = self._leader(TRANSACTIONS, crc32c(self._id.encode()) % 16)
-        until(self._is_open, "the coordinator serves", every_seconds=0.2)
-
-    def _load(self, node_id: int) -> Load:
-        if node_id not in self._loads:
-            self._loads[node_id] = self._stack.enter_context(open_load(self._brokers[node_id]))
-        return self._loads[node_id]
-
-    def _ask(self, node_id: int, request: m.Request, kind: type[_R]) -> _R:
-        reply = self._load(node_id).exchange([frames.encode(request, next(self._numbers))])
-        response = frames.decode_response(header_of(reply), request.API)
-        assert isinstance(response, kind)
-        return response
-
-    def _open(self, node_id: int) -> OpenTransactionResponse:
-        request = OpenTransactionRequest(transactional_id=self._id, instance=b"one")
-        return self._ask(node_id, request, OpenTransactionResponse)
-
-    def _make_topics(self) -> None:
-        def made() -> bool:
-            for node_id in self._brokers:
-                self._open(node_id)
-            topics = self._client.metadata([STAGED, TRANSACTIONS]).topics
-            leaders = [one.leader for topic in topics.values() for one in topic.partitions]
-            return len(topics) == 2 and min(leaders) >= 0
-
-        until(made, "both internal topics are there", every_seconds=0.2)
-
-    def _leader(self, topic: str, partition: int) -> int:
-        return self._client.metadata([topic]).topics[topic].partitions[partition].leader
-
-    def _is_open(self) -> bool:
-        response = self._open(self._coordinator)
-        self.epoch = response.epoch
-        return not response.error_code
-
-    # --- a transaction -------------------------------------------------------------------------
-    def staged_on(self, node_id: int) -> tuple[Topic, int]:
-        """The first partition of `__staged` that the broker leads."""
-        info = self._client.metadata([STAGED]).topics[STAGED]
-        for one in info.partitions:
-            if one.leader == node_id:
-                topic = Topic(STAGED, info.topic_id, info.schema_id, one.leader_epoch)
-                return topic, one.partition
-        raise AssertionError(f"broker {node_id} leads no partition of {STAGED}")
-
-    def rows_to_stage(self, target: Topic, batch: bytes, rows: int, count: int) -> list[bytearray]:
-        """One staged batch for each, numbered."""
-        self.sequence = next(self._sequences)
-        values: list[Any] = [
-            0, self._id, self.epoch, self.sequence, ATTEMPT, target.topic_id, 0, rows, bytes(batch),
-        ]  # fmt: skip
-        schema = INTERNAL_TOPICS[STAGED].schema
-        columns = [pa.array([v], f.type) for v, f in zip(values, schema, strict=True)]
-        data = pa.record_batch(columns, schema=schema)
-        outer = encode_batch(data, schema_id=1, timestamp_us=time.time_ns() // 1000)
-        return numbered(outer, count, producer_id=producer_id(self._client), rows=1)
-
-    def commit(self, staged_partition: int, first: int, next_offset: int, row_count: int) -> None:
-        """Returns when all is published."""
-        part = CommittedPart(staged_partition, first, next_offset, row_count)
-        request = CommitTransactionRequest(
-            transactional_id=self._id,
-            epoch=self.epoch,
-            sequence=self.sequence,
-            attempts=[CommittedAttempt(ATTEMPT, row_count, [part])],
-            wait=1,
-        )
-        response = self._ask(self._coordinator, request, CommitTransactionResponse)
-        if response.error_code or not response.is_published:
-            raise AssertionError(f"not committed and published: {response}")
-
-
-def _staged_frame(topic: Topic, partition: int, batch: bytearray, number: int) -> Frame:
-    entry = m.ProducePartition(topic.topic_id, partition, topic.leader_epoch, len(batch))
-    return [frames.encode(m.ProduceRequest(partitions=[entry]), 1 + number, len(batch)), batch]
-
-
-def _send(load: Load, requests: list[Frame]) -> tuple[int, int]:
-    """The base offsets of the first and the last batch."""
-    offsets: list[int] = []
-    waiting = 0
-    for frame in requests:
-        if waiting == DEPTH:
-            offsets.append(produced(load.receive()).base_offset)
-            waiting -= 1
-        load.send(frame)
-        waiting += 1
-    offsets += [produced(load.receive()).base_offset for _ in range(waiting)]
-    return offsets[0], offsets[-1]
-
-
-# --- publishing, on one broker --------------------------------------------------------------------
-def published(settings: Settings) -> Comparison:
-    """MB/s from COMMIT to the answer that all is published."""
-    count = settings.scaled(PUBLISHED_BYTES // LARGE_BYTES, at_least=2)
     with running() as (broker, client), ExitStack() as stack:
-        node_id = next(iter(client.metadata([]).brokers))
-        holder = Holder({node_id: broker}, client, stack)
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        one = One(broker, client, stack, settings)
+        rows = [one.published(), one.fetched(), *(one.beside(level) for level in LEVELS)]
+    return [*rows, on_three_brokers(settings)]
+
+
+class One:
+    """One broker, and an id at it."""
+
+    def __init__(
+        self, broker: BrokerProcess, client: Client, stack: ExitStack, settings: Settings
+    ) -> None:
+        self._broker = broker
+        self._client = client
+        self._settings = settings
+        self._node_id = next(iter(client.metadata([]).brokers))
+        self._holder = Holder({self._node_id: broker}, client, stack)
+        self._staged: Staged = self._holder.staged_on(self._node_id)
+
+    def _stage(
+        self, load: Load, topic: Topic, batch: bytes, rows: int, count: int
+    ) -> tuple[int, int]:
+        self._holder.begin()
+        requests = self._holder.frames(self._staged, [(topic, batch, rows)], count)
+        first, last = send(load, requests)
+        return first, last + 1
+
+    def _commit(self, first: int, next_offset: int, rows: int) -> None:
+        self._holder.commit(self._staged[1], first, next_offset, rows)
+
+    def published(self) -> Comparison:
+        """MB/s from COMMIT to the answer that all is published."""
+        count = self._settings.scaled(PUBLISHED_BYTES // LARGE_BYTES, at_least=2)
         names = itertools.count()
-        with temporary_topic(client, "published") as topic, open_load(broker) as load:
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            temporary_topic(self._client, "published") as topic,
+            open_load(self._broker) as load,
+        ):
             batch, rows = largest_batch(LARGE_BYTES, schema_id=topic.schema_id)
             total = 0
 
             def ours() -> float:
                 nonlocal total
-                staged, partition = holder.staged_on(node_id)
-                batches = holder.rows_to_stage(topic, batch, rows, count)
-                requests = [_staged_frame(staged, partition, b, n) for n, b in enumerate(batches)]
-                first, last = _send(load, requests)
+                first, next_offset = self._stage(load, topic, bytes(batch), rows, count)
                 began = time.perf_counter()
-                holder.commit(partition, first, last + 1, rows * count)
+                self._commit(first, next_offset, rows * count)
                 seconds = time.perf_counter() - began
                 total += rows * count
                 return count * len(batch) / seconds / 1e6
 
             def bare() -> float:
-                return _copied(directory / f"{next(names)}", batch, count)
+                return _copied(Path(directory) / f"{next(names)}", batch, count)
 
-            measured = interleave(settings.rounds, ours, bare)
-            expect_rows(client, "published", total)
-    return Comparison(
-        f"publishing {count} batches of 2 MiB: beside a bare copy",
-        "MB/s",
-        measured.ours,
-        measured.baseline,
-        OF_COPY_MIN,
-        OF_COPY_GOAL,
-    )
+            measured = interleave(self._settings.rounds, ours, bare)
+            expect_rows(self._client, "published", total)
+        return Comparison(
+            f"publishing {count} batches of 2 MiB: beside a bare copy",
+            "MB/s",
+            measured.ours,
+            measured.baseline,
+            OF_COPY_MIN,
+            OF_COPY_GOAL,
+        )
+
+    def fetched(self) -> Comparison:
+        """MB/s of the same rows, published and produced."""
+        count = self._settings.scaled(FETCHES, at_least=8)
+        with (
+            temporary_topic(self._client, "by-transaction", durability="memory") as ours,
+            temporary_topic(self._client, "by-produce", durability="memory") as plain,
+            open_load(self._broker) as load,
+        ):
+            batch, rows = largest_batch(BATCH_BYTES, schema_id=ours.schema_id)
+            first, next_offset = self._stage(load, ours, bytes(batch), rows, count)
+            self._commit(first, next_offset, rows * count)
+            batches = numbered(batch, count, producer_id=producer_id(self._client), rows=rows)
+            send(load, [produce_frame(plain, one, n) for n, one in enumerate(batches)])
+            asked = {
+                topic.name: [fetch_frame(topic, n * rows, len(batch), n) for n in range(count)]
+                for topic in (ours, plain)
+            }
+            for requests in asked.values():
+                for request in requests:
+                    _, body = fetched(load.exchange(request))
+                    assert len(body) == len(batch), "each fetch has one batch"
+
+            def speed(topic: Topic) -> float:
+                seconds = load.pipeline(asked[topic.name] * PASSES, depth=DEPTH)
+                return PASSES * count * len(batch) / seconds / 1e6
+
+            measured = interleave(self._settings.rounds, lambda: speed(ours), lambda: speed(plain))
+        return Comparison(
+            "published batches of 1 MiB fetched: beside produced ones",
+            "MB/s",
+            measured.ours,
+            measured.baseline,
+            OF_PRODUCED_MIN,
+            OF_PRODUCED_GOAL,
+        )
+
+    def beside(self, level: str) -> Comparison:
+        """The p99 of one row after the other, beside 100 MB/s of publishing and alone."""
+        seconds = self._settings.scaled(BESIDE_SECONDS)
+        lags: list[float] = []
+        with (
+            temporary_topic(self._client, f"rows-{level}", durability=level) as topic,
+            temporary_topic(self._client, f"beside-{level}", durability="memory") as target,
+            open_load(self._broker) as load,
+            open_load(self._broker) as staging,
+        ):
+            producer = OneRow(topic, load)
+            batch, rows = largest_batch(BATCH_BYTES, schema_id=target.schema_id)
+
+            @contextmanager
+            def publishing() -> Iterator[None]:
+                """Commit what was staged before, a tenth of it in each tenth of a second."""
+                parts: list[tuple[int, int, int]] = []
+                for _ in range(seconds * BESIDE_PER_SECOND):
+                    ends = self._stage(staging, target, bytes(batch), rows, BESIDE_BATCHES)
+                    parts.append((self._holder.sequence, *ends))
+                began = time.perf_counter()
+
+                def commit() -> None:
+                    for number, (sequence, first, next_offset) in enumerate(parts):
+                        time.sleep(max(0, began + number / BESIDE_PER_SECOND - time.perf_counter()))
+                        self._holder.sequence = sequence
+                        self._commit(first, next_offset, rows * BESIDE_BATCHES)
+                    lags.append((time.perf_counter() - began) / seconds)
+
+                thread = threading.Thread(target=commit)
+                thread.start()
+                yield
+                thread.join()
+
+            def ours() -> float:
+                with publishing():
+                    return p99(producer.during(seconds))
+
+            def alone() -> float:
+                return p99(producer.during(seconds))
+
+            measured = interleave(self._settings.rounds, ours, alone)
+        return Comparison(
+            f"one row, {level}, beside 100 MB/s of publishing: p99",
+            "us",
+            measured.ours,
+            measured.baseline,
+            round(1 / P99_TIMES_MAX, 4),
+            round(1 / P99_TIMES_GOAL, 4),
+            bigger_is_better=False,
+            note=f"the slowest round published what it should in {max(lags):.2f} of its time",
+        )
 
 
 def _copied(path: Path, batch: bytearray, count: int) -> float:
@@ -247,13 +250,13 @@ def on_three_brokers(settings: Settings) -> Comparison:
             with topic_on(brokers, client, name, BROKERS) as (topic, leader, _):
                 node_id = next(n for n, one in brokers.items() if one is leader)
                 batch, rows = largest_batch(BATCH_BYTES, schema_id=topic.schema_id)
-                staged, partition = holder.staged_on(node_id)
-                batches = holder.rows_to_stage(topic, batch, rows, count)
-                requests = [_staged_frame(staged, partition, b, n) for n, b in enumerate(batches)]
+                staged = holder.staged_on(node_id)
+                holder.begin()
+                requests = holder.frames(staged, [(topic, bytes(batch), rows)], count)
                 with open_load(leader) as load:
                     began = time.perf_counter()
-                    first, last = _send(load, requests)
-                    holder.commit(partition, first, last + 1, rows * count)
+                    first, last = send(load, requests)
+                    holder.commit(staged[1], first, last + 1, rows * count)
                     seconds = time.perf_counter() - began
                 expect_rows(client, name, rows * count)
             return count * len(batch) / seconds / 1e6
@@ -266,7 +269,7 @@ def on_three_brokers(settings: Settings) -> Comparison:
                 requests = [produce_frame(topic, one, n) for n, one in enumerate(batches)]
                 with open_load(leader) as load:
                     began = time.perf_counter()
-                    _send(load, requests)
+                    send(load, requests)
                     seconds = time.perf_counter() - began
                 expect_rows(client, name, rows * count)
             return count * len(batch) / seconds / 1e6

@@ -37,6 +37,8 @@ class Settings:
 
     quick: bool = False
     rounds: int = 5
+    staged_bytes: int = 256 * 1024 * 1024
+    """That a new leader of staged rows finds."""
 
     def scaled(self, count: int, *, at_least: int = 1) -> int:
         """`count` for a real run, an eighth of it for a quick one."""
