@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 
@@ -75,6 +76,17 @@ def test_its_mistakes_are_named(stranger: c.Stranger) -> None:
     with pytest.raises(c.Refused) as refused:
         stranger.fetch(topic_id, 99)
     assert refused.value.code == 34, "OFFSET_OUT_OF_RANGE"
+
+
+def test_what_brokers_ask_each_other_is_not_for_it(stranger: c.Stranger) -> None:
+    apis = json.loads((c.VECTORS.parent / "protocol.json").read_text())["apis"]
+    between = {api["api"] for api in apis if api["between_brokers"]}
+    assert between >= {18, 40, 53, 54, 55, 56}
+    assert not between & stranger.hello().keys()
+    for api in between:
+        response, _ = stranger.ask(api)
+        assert response[3] == 72, (api, "WRONG_LISTENER")
+    assert stranger.hello(), "the connection is still there"
 
 
 def test_in_a_cluster_it_finds_the_controller_for_producer_ids(cluster: LocalCluster) -> None:
