@@ -10,15 +10,22 @@ from .client.async_client import AsyncClient, connect
 from .client.consumer.async_consumer import AsyncConsumer
 from .client.consumer.async_reading import AsyncReading
 from .client.producer.async_producer import AsyncProducer, AsyncSendFuture
-from .client.transactions.async_transaction import AsyncStagedFuture, AsyncTransaction
+from .client.transactions.async_transaction import (
+    AsyncAttempt,
+    AsyncStagedFuture,
+    AsyncStager,
+    AsyncTransaction,
+)
 
 __all__ = [
+    "AsyncAttempt",
     "AsyncClient",
     "AsyncConsumer",
     "AsyncProducer",
     "AsyncReading",
     "AsyncSendFuture",
     "AsyncStagedFuture",
+    "AsyncStager",
     "AsyncTransaction",
     "connect",
 ]

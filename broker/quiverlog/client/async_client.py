@@ -25,6 +25,7 @@ from quiverlog.limits import (
 
 from .async_methods import AsyncMethods
 from .base.arguments import (
+    INSTANCE,
     INT64,
     SECONDS,
     TRANSACTIONAL_ID,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from .producer.async_producer import AsyncProducer
     from .producer.hosts import AsyncProducerHost
     from .producer.types import CompressionChoice, DurabilityChoice
-    from .transactions.async_transaction import AsyncHolder, AsyncTransaction
+    from .transactions.async_transaction import AsyncHolder, AsyncStager, AsyncTransaction
     from .transactions.questions import Wait
 
 __all__ = ["AsyncClient", "connect"]
@@ -124,6 +125,7 @@ class AsyncClient(AsyncMethods):
         self._host: AsyncProducerHost | None = None
         self._producers: WeakSet[AsyncProducer] = WeakSet()
         self._holders: dict[str, AsyncHolder] = {}
+        self._stagers: WeakSet[AsyncStager] = WeakSet()
 
     async def __aenter__(self) -> Self:
         return self
@@ -148,6 +150,8 @@ class AsyncClient(AsyncMethods):
             await producer.abort()
         for holder in self._holders.values():
             await holder.leave()
+        for stager in list(self._stagers):
+            await stager.close()
         if host is not None:
             await host.stop()
         await self.driver.close()
@@ -302,6 +306,73 @@ class AsyncClient(AsyncMethods):
                 raise
 
         return Opening(open_)
+
+    @checked(
+        transactional_id=TRANSACTIONAL_ID,
+        instance=INSTANCE,
+        batch_rows=_SIZE,
+        batch_bytes=_SIZE,
+        timeout=SECONDS,
+        transaction_timeout=seconds(0.001, TRANSACTION_TIMEOUT_MS_MAX / 1000),
+    )
+    def stager(
+        self,
+        transactional_id: str,
+        *,
+        instance: bytes,
+        single_use: bool = False,
+        batch_rows: int = PRODUCER_BATCH_ROWS_DEFAULT,
+        batch_bytes: int = PRODUCER_BATCH_BYTES_DEFAULT,
+        timeout: float = DELIVERY_TIMEOUT_MS_DEFAULT / 1000,
+        transaction_timeout: float = TRANSACTION_TIMEOUT_MS_DEFAULT / 1000,
+        compression: CompressionChoice | None = None,
+        durability: DurabilityChoice | None = None,
+    ) -> AsyncStager:
+        """Stage rows of transactions that another process commits, with those of others.
+
+        Each process makes attempts (`stager.attempt(sequence)`), sends rows, and passes what
+        `finish` returns to the one that calls `commit_staged`. Nothing is asked before the first
+        attempt.
+
+        Args:
+            transactional_id: 1 to 512 characters; names the program over its restarts.
+            instance: 1 to 64 bytes, the same in all processes of one run of the program, and new
+                with each run: the newest run fences the others.
+            single_use: the cluster forgets the id an hour after its commit.
+            batch_rows, batch_bytes: a batch is staged when it holds so much.
+            timeout: seconds that rows may wait to be staged.
+            transaction_timeout: seconds without an open attempt, after which the coordinator may
+                end the transaction.
+            compression: None takes the topics' defaults.
+            durability: stage at a higher level than that of `__staged`.
+        """
+        from .producer.base import producer_options
+        from .transactions.async_transaction import AsyncHolder, AsyncStager
+
+        complete = producer_options(
+            self.cluster,
+            batch_rows=batch_rows,
+            batch_bytes=batch_bytes,
+            linger=PRODUCER_LINGER_MS_DEFAULT / 1000,
+            compression=compression,
+            durability=durability,
+            buffer_bytes=PRODUCER_BUFFER_BYTES_DEFAULT,
+            delivery_timeout=timeout,
+            idempotent=True,
+            partition=None,
+        )
+        with self._lock:
+            holder = AsyncHolder(
+                self.cluster,
+                self.run,
+                self._open_host(),
+                transactional_id,
+                round(transaction_timeout * 1000),
+                instance=instance,
+                single_use=single_use,
+            )
+            self._stagers.add(stager := AsyncStager(holder, complete, timeout_s=timeout))
+        return stager
 
     @checked(fetch_bytes=INT64)
     def consumer(

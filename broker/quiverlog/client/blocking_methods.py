@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from quiverlog.limits import FETCH_BYTES_DEFAULT, FETCH_PARTITION_BYTES_DEFAULT
+from quiverlog.limits import (
+    DELIVERY_TIMEOUT_MS_DEFAULT,
+    FETCH_BYTES_DEFAULT,
+    FETCH_PARTITION_BYTES_DEFAULT,
+)
 from quiverlog.types import Durability, TopicPartition
 from quiverlog.wire import messages as m
 
@@ -22,9 +26,11 @@ from .base.arguments import (
     SECONDS,
     TRANSACTIONAL_ID,
     checked,
+    instance_of,
     mapping,
     optional,
     place,
+    sequence,
 )
 from .base.commands import Buffer, Operation, Reply
 from .base.results import (
@@ -49,7 +55,15 @@ from .transactions.overview import (
     forget_transaction,
     list_transactions,
 )
-from .transactions.questions import TransactionalId, find_transactional_id
+from .transactions.questions import (
+    Committed,
+    StagedAttempt,
+    TransactionalId,
+    Wait,
+    abort_attempts,
+    commit_attempts,
+    find_transactional_id,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,6 +73,7 @@ if TYPE_CHECKING:
 __all__ = ["BlockingMethods"]
 
 T = TypeVar("T")
+_STAGED_ATTEMPTS = sequence(instance_of(StagedAttempt))
 
 
 class BlockingMethods:
@@ -236,6 +251,54 @@ class BlockingMethods:
         It opens nothing: a program that holds the id goes on.
         """
         return self.run(find_transactional_id(self.cluster, transactional_id))
+
+    @checked(attempts=_STAGED_ATTEMPTS, timeout=SECONDS, publish_timeout=SECONDS)
+    def commit_staged(
+        self,
+        attempts: Sequence[StagedAttempt],
+        *,
+        wait: Wait = "published",
+        timeout: float = DELIVERY_TIMEOUT_MS_DEFAULT / 1000,
+        publish_timeout: float = DELIVERY_TIMEOUT_MS_DEFAULT / 1000,
+    ) -> Committed:
+        """Commit a transaction whose rows were staged by attempts of one or more processes.
+
+        Args:
+            attempts: what their `finish` returned: one or more, all of one transaction. Rows of
+                attempts that are not named are given up.
+            wait: "published": return when all rows can be read; "decided": at once.
+            timeout: seconds that the decision may take.
+            publish_timeout: seconds after which a decided transaction is returned whose rows are
+                not all published (`is_published`).
+
+        Raises:
+            TransactionClosed, TransactionFenced, StagedRowsLost: nothing is committed.
+            SequenceTaken: the transaction had committed in this run, with other attempts.
+            SequenceTooOld: a later one has committed.
+            CommitUnknown: no answer came. Called again, it finds out.
+        """
+        return self.run(
+            commit_attempts(
+                self.cluster, attempts, wait=wait, timeout_s=timeout, publish_s=publish_timeout
+            )
+        )
+
+    @checked(attempts=_STAGED_ATTEMPTS, timeout=SECONDS)
+    def abort_staged(
+        self,
+        attempts: Sequence[StagedAttempt],
+        *,
+        timeout: float = DELIVERY_TIMEOUT_MS_DEFAULT / 1000,
+    ) -> bool:
+        """End the epoch of attempts: nothing that is staged under it is ever published.
+
+        Returns:
+            True: the transaction had committed, and stays so.
+
+        Raises:
+            TransactionFenced: a newer holder has the id, which is left alone.
+        """
+        return self.run(abort_attempts(self.cluster, attempts, timeout_s=timeout))
 
     @checked()
     def list_transactions(self, states: Sequence[str] | None = None) -> TransactionList:

@@ -36,8 +36,10 @@ TWINS = (
     (reading.Reading, aio.AsyncReading),
     (transaction.Transaction, aio.AsyncTransaction),
     (transaction.StagedFuture, aio.AsyncStagedFuture),
+    (transaction.Stager, aio.AsyncStager),
+    (transaction.Attempt, aio.AsyncAttempt),
 )
-PLAIN = {"producer", "consumer", "transaction", "done"}
+PLAIN = {"producer", "consumer", "transaction", "stager", "done"}
 """Methods that are no coroutines with asyncio either; but for `done` opened by `await`."""
 BLOCKING_ONLY = {"duckdb"}
 """Engines that ask by themselves, from threads of their own, cannot wait for a loop."""

@@ -25,13 +25,14 @@ from quiverlog.addresses import (
 )
 from quiverlog.errors import InvalidArgument
 from quiverlog.installing import install_line
-from quiverlog.limits import TRANSACTIONAL_ID_CHARS_MAX
+from quiverlog.limits import TRANSACTION_INSTANCE_BYTES_MAX, TRANSACTIONAL_ID_CHARS_MAX
 from quiverlog.types import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "INSTANCE",
     "INT32",
     "INT64",
     "NAMES_SHOWN_MAX",
@@ -45,6 +46,7 @@ __all__ = [
     "counted",
     "extra",
     "html_table",
+    "instance_of",
     "mapping",
     "names",
     "number",
@@ -233,6 +235,19 @@ def TRANSACTIONAL_ID(name: str, value: object) -> None:
     if not isinstance(value, str) or not 1 <= len(value) <= TRANSACTIONAL_ID_CHARS_MAX:
         _refuse(name, value, f"a text of 1 to {TRANSACTIONAL_ID_CHARS_MAX} characters")
     NAME(name, value)
+
+
+def INSTANCE(name: str, value: object) -> None:
+    if not isinstance(value, bytes) or not 1 <= len(value) <= TRANSACTION_INSTANCE_BYTES_MAX:
+        _refuse(name, value, f"1 to {TRANSACTION_INSTANCE_BYTES_MAX} bytes")
+
+
+def instance_of(wanted: type) -> Kind:
+    def kind(name: str, value: object) -> None:
+        if not isinstance(value, wanted):
+            _refuse(name, value, f"a {wanted.__name__}")
+
+    return kind
 
 
 def place(name: str, value: object) -> None:

@@ -6,6 +6,7 @@ question may be sent again: its outcome is that of the one that took effect.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, TypeVar
@@ -13,6 +14,7 @@ from typing import Final, Literal, TypeVar
 from msgspec.structs import replace
 
 from quiverlog.batch.checksum import crc32c
+from quiverlog.client.base.arguments import shown
 from quiverlog.client.base.commands import Operation, Reply
 from quiverlog.client.base.results import moment
 from quiverlog.client.cluster.metadata import check
@@ -22,6 +24,7 @@ from quiverlog.errors import (
     ConnectionFailed,
     CoordinatorNotReady,
     FeatureNotFinalised,
+    InvalidArgument,
     InvalidRequest,
     NotLeader,
     QuiverlogError,
@@ -47,6 +50,7 @@ from quiverlog.wire import messages as m
 from quiverlog.wire.transaction_messages import (
     AbortTransactionRequest,
     AbortTransactionResponse,
+    CommittedAttempt,
     CommitTransactionRequest,
     CommitTransactionResponse,
     DescribeTransactionsRequest,
@@ -58,9 +62,13 @@ from quiverlog.wire.transaction_messages import (
 __all__ = [
     "Committed",
     "Outcome",
+    "StagedAttempt",
     "TransactionalId",
     "Wait",
+    "abort_attempts",
     "abort_transaction",
+    "commit_attempts",
+    "commit_staged",
     "commit_transaction",
     "find_transactional_id",
     "open_transaction",
@@ -126,6 +134,27 @@ class TransactionalId:
     last_sequence: int
     last_committed: datetime | None
     client_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StagedAttempt:
+    """What one process has staged of a transaction, for the one that commits it.
+
+    Attributes:
+        epoch: under which it is staged: all that a commit names have the same.
+        attempt: the rows; None: there are none.
+        durability: what the attempt asked for.
+    """
+
+    transactional_id: str
+    epoch: int
+    sequence: int
+    attempt: CommittedAttempt | None = None
+    durability: Durability = Durability.TOPIC_DEFAULT
+
+    @property
+    def rows(self) -> int:
+        return 0 if self.attempt is None else self.attempt.row_count
 
 
 def open_transaction(
@@ -201,6 +230,81 @@ def commit_transaction(
             f"transaction {request.sequence} of {request.transactional_id!r} may have committed, or"
             f" still may: {error.message}"
         ) from error
+
+
+def commit_staged(
+    cluster: Cluster,
+    request: CommitTransactionRequest,
+    *,
+    timeout_s: float,
+    publish_s: float,
+) -> Operation[CommitTransactionResponse]:
+    """Commit, and wait for the publishing if the request does, for up to `publish_s` in all."""
+    begun_s = cluster.clock()
+    answer: CommitTransactionResponse | None = None
+    left_s = timeout_s
+    while answer is None or (request.wait and not answer.is_published):
+        try:
+            answer = yield from commit_transaction(cluster, request, timeout_s=left_s)
+        except QuiverlogError:
+            if answer is None:
+                raise
+            break  # It has committed: no answer about its rows changes that.
+        left_s = begun_s + publish_s - cluster.clock()
+        if left_s <= 0:
+            break
+    assert answer is not None
+    return answer
+
+
+def commit_attempts(
+    cluster: Cluster,
+    attempts: Sequence[StagedAttempt],
+    *,
+    wait: Wait,
+    timeout_s: float,
+    publish_s: float,
+) -> Operation[Committed]:
+    """Commit what several processes have staged."""
+    transactional_id, sequence = _one_transaction(attempts)
+    epochs = sorted({one.epoch for one in attempts})
+    if len(epochs) > 1:
+        raise TransactionClosed(
+            f"transaction {sequence} of {shown(transactional_id)} is staged under the epochs"
+            f" {', '.join(map(str, epochs))}: the id was closed meanwhile. Nothing is committed."
+        )
+    request = CommitTransactionRequest(
+        transactional_id=transactional_id,
+        epoch=epochs[0],
+        sequence=sequence,
+        attempts=[one.attempt for one in attempts if one.attempt is not None],
+        durability=max(one.durability for one in attempts),
+        wait=0 if wait == "decided" else 1,
+    )
+    answer = yield from commit_staged(cluster, request, timeout_s=timeout_s, publish_s=publish_s)
+    return Committed(sequence, answer.row_count, Durability(answer.durability), answer.is_published)
+
+
+def abort_attempts(
+    cluster: Cluster, attempts: Sequence[StagedAttempt], *, timeout_s: float
+) -> Operation[bool]:
+    """End the newest epoch of these attempts. Returns True if the transaction had committed."""
+    transactional_id, sequence = _one_transaction(attempts)
+    request = AbortTransactionRequest(
+        transactional_id=transactional_id,
+        epoch=max(one.epoch for one in attempts),
+        sequence=sequence,
+    )
+    return bool((yield from abort_transaction(cluster, request, timeout_s=timeout_s)).outcome)
+
+
+def _one_transaction(attempts: Sequence[StagedAttempt]) -> tuple[str, int]:
+    named = {(one.transactional_id, one.sequence) for one in attempts}
+    if len(named) != 1:
+        raise InvalidArgument(
+            f"attempts={shown(sorted(named))}: give one or more, of one transaction."
+        )
+    return named.pop()
 
 
 def abort_transaction(

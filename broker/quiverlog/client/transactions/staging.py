@@ -187,6 +187,10 @@ class StagingCore(ProducerCore):
         self._life_due_us = now.mono_us + life_us
         self._find_targets = find_targets
 
+    def rest(self) -> None:
+        """Show no life until `ask` is called again: no rows are staged meanwhile."""
+        self._life_due_us = None
+
     def begin(
         self,
         transactional_id: str,

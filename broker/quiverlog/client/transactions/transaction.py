@@ -6,6 +6,7 @@ Generated from `transactions/async_transaction.py` by scripts/generate_client.py
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import warnings
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from msgspec.structs import replace
 
-from quiverlog.client.base.arguments import INT32, checked, shown
+from quiverlog.client.base.arguments import INT32, checked, number, shown
 from quiverlog.client.base.commands import Operation
 from quiverlog.client.base.results import TopicInfo
 from quiverlog.client.cluster.answers import about
@@ -45,8 +46,8 @@ from quiverlog.limits import TRANSACTION_ATTEMPT_BYTES
 from quiverlog.types import NO_SEQUENCE, STAGED_TOPIC, Compression, Durability
 from quiverlog.wire.transaction_messages import (
     AbortTransactionRequest,
+    CommittedAttempt,
     CommitTransactionRequest,
-    CommitTransactionResponse,
     OpenTransactionRequest,
     OpenTransactionResponse,
 )
@@ -54,8 +55,10 @@ from quiverlog.wire.transaction_messages import (
 from .questions import (
     Committed,
     Outcome,
+    StagedAttempt,
     Wait,
     abort_transaction,
+    commit_staged,
     commit_transaction,
     open_transaction,
 )
@@ -64,7 +67,7 @@ from .staging import StagingCore, Target, staging_options
 if TYPE_CHECKING:
     from quiverlog.client.producer.hosts import HostedCore, ProducerHost
 
-__all__ = ["Holder", "StagedFuture", "Transaction"]
+__all__ = ["Attempt", "Holder", "StagedFuture", "Stager", "Transaction"]
 
 _INSTANCE_BYTES: Final = 16
 _ATTEMPT_BYTES: Final = TRANSACTION_ATTEMPT_BYTES
@@ -85,6 +88,9 @@ class Holder:
         host: ProducerHost,
         name: str,
         timeout_ms: int,
+        *,
+        instance: bytes | None = None,
+        single_use: bool = False,
     ) -> None:
         self.name = name
         self.cluster = cluster
@@ -98,7 +104,9 @@ class Holder:
         self.unaborted: AbortTransactionRequest | None = None
         self._host = host
         self._timeout_ms = timeout_ms
-        self._instance = os.urandom(_INSTANCE_BYTES)
+        self._instance = instance or os.urandom(_INSTANCE_BYTES)
+        self._single_use = single_use
+        self._opened_s = -math.inf
         self._has_reopened = False
         self._epoch_min = 0
         self._staging: tuple[StagingCore, HostedCore] | None = None
@@ -155,12 +163,27 @@ class Holder:
                 timeout_s=timeout_s,
             )
         )
-        is_lost = self._staging is not None and self._staging[0].lost is not None
-        if opened.epoch != self.epoch or is_lost:
+        if opened.epoch != self.epoch or self._is_lost:
             self.leave()
         self._learn(opened)
         if self._staging is None:
             self._open_staging(complete)
+
+    @property
+    def _is_lost(self) -> bool:
+        return self._staging is not None and self._staging[0].lost is not None
+
+    def resume(self, complete: Callable[[Compression], ProducerOptions], timeout_s: float) -> None:
+        """Begin, without a question where the epoch cannot have ended for want of a sign of life.
+
+        Raises TransactionFenced.
+        """
+        silent_s = self.cluster.clock() - self._opened_s
+        if self._staging is None or self._is_lost or silent_s >= self._life_us / 1_000_000:
+            asked_s = self.cluster.clock()
+            self.begin(complete, timeout_s, until_published=False)
+            self._opened_s = asked_s
+        self._show_life()
 
     def _learn(self, opened: OpenTransactionResponse) -> None:
         self.epoch = self._epoch_min = opened.epoch
@@ -169,7 +192,10 @@ class Holder:
 
     def _request(self) -> OpenTransactionRequest:
         return OpenTransactionRequest(
-            transactional_id=self.name, instance=self._instance, timeout_ms=self._timeout_ms
+            transactional_id=self.name,
+            instance=self._instance,
+            timeout_ms=self._timeout_ms,
+            single_use=self._single_use,
         )
 
     def _open_staging(self, complete: Callable[[Compression], ProducerOptions]) -> None:
@@ -177,25 +203,33 @@ class Holder:
             return staging_options(complete(Compression.NONE))
 
         core = self.run(open_core(self.cluster, STAGED_TOPIC, options, StagingCore))
+        self._staging = core, self._host.host(core)
+        self._show_life()
+
+    @property
+    def _life_us(self) -> int:
+        return self._timeout_ms * 1000 // _SIGNS_PER_TIMEOUT
+
+    def _show_life(self) -> None:
+        core, hosted = self.staging
         cluster, request, holder = self.cluster, self._request(), weakref.ref(self)
 
         def sign_of_life() -> Operation[int] | None:
             # The thread must not keep the transactions of a client that its program has dropped.
             return None if holder() is None else _epoch(cluster, request)
 
-        core.ask(
-            sign_of_life,
-            self._timeout_ms * 1000 // _SIGNS_PER_TIMEOUT,
-            partial(_find_targets, cluster),
-            now(),
-        )
-        self._staging = core, self._host.host(core)
-        self._staging[1].wake()
+        with hosted.lock:
+            core.ask(sign_of_life, self._life_us, partial(_find_targets, cluster), now())
+        hosted.wake()
 
     @property
     def staging(self) -> tuple[StagingCore, HostedCore]:
         assert self._staging is not None, "a transaction is begun on an open id"
         return self._staging
+
+    @property
+    def has_rows(self) -> bool:
+        return self._staging is not None and self._staging[0].buffered_bytes > 0
 
     def leave(self) -> None:
         """End the machine with the rows that wait: they count for nothing."""
@@ -328,29 +362,21 @@ class StagedFuture(Delivery):
         return self.error
 
 
-class Transaction:
-    """Rows for several topics that are published all or not at all.
-
-    Leaving the `with` block commits, leaving it by an exception aborts. For one thread at a time;
-    `send` may be used by several.
-    """
+class StagedRows:
+    """Rows of a transaction that this process stages: all of it, or one attempt among several."""
 
     def __init__(
         self,
         holder: Holder,
         options: Callable[[Compression], ProducerOptions],
+        sequence: int,
         *,
         timeout_s: float,
-        wait: Wait,
     ) -> None:
-        self.previous = holder.previous
-        """What became of the transaction before, whose commit had raised CommitUnknown."""
-        self.sequence = holder.last_sequence + 1
-        self.result: Committed | None = None
+        self.sequence = sequence
         self._holder = holder
         self._options = options
         self._timeout_s = timeout_s
-        self._wait = wait
         self._ended = ""
         self._failure: QuiverlogError | None = None
         self._sends = 0
@@ -363,17 +389,7 @@ class Transaction:
         self._buffer_bytes = complete.buffer_bytes
         with self._hosted.lock:
             self._core.begin(
-                holder.name, holder.epoch, self.sequence, os.urandom(_ATTEMPT_BYTES), complete
-            )
-        holder.give(self)
-
-    def __del__(self) -> None:
-        if not self._ended and not self._is_told and os.getpid() == self._pid:
-            warnings.warn(
-                f"Transaction {self.sequence} of {shown(self._holder.name)} was dropped without a"
-                " commit: its rows are not published. End with `with`, `commit` or `abort`.",
-                UnsentRows,
-                stacklevel=2,
+                holder.name, holder.epoch, sequence, os.urandom(_ATTEMPT_BYTES), complete
             )
 
     def __repr__(self) -> str:
@@ -474,6 +490,72 @@ class Transaction:
                 topic, converter, schema_id, self._options(topic.compression)
             )
 
+    def _stage(self) -> list[CommittedAttempt]:
+        """Wait until all rows are staged; returns what a commit names of them."""
+        core, hosted = self._core, self._hosted
+        with hosted.lock:
+            core.close_batches(hosted.now())
+        hosted.wake()
+        is_done = hosted.wait_for(
+            lambda: not self._sends and (not core.buffered_bytes or bool(core.failures)),
+            self._timeout_s,
+        )
+        with hosted.lock:
+            failures = (one.error for one in core.failures if one.error is not None)
+            failure = core.lost or next(failures, None) or self._failure
+            attempts = core.attempts()
+        if failure is not None:
+            raise failure
+        if not is_done:
+            raise RequestTimedOut(
+                f"{core.buffered_bytes} bytes were not staged within {self._timeout_s:g} s."
+            )
+        return attempts
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedClient("This transaction was opened before the process forked.")
+        if self._ended:
+            raise InvalidArgument(
+                f"transaction {self.sequence} of {shown(self._holder.name)} is {self._ended}: open"
+                " another one."
+            )
+        if self._core.lost is not None:
+            self._is_told = True
+            raise self._core.lost
+
+
+class Transaction(StagedRows):
+    """Rows for several topics that are published all or not at all.
+
+    Leaving the `with` block commits, leaving it by an exception aborts. For one thread at a time;
+    `send` may be used by several.
+    """
+
+    def __init__(
+        self,
+        holder: Holder,
+        options: Callable[[Compression], ProducerOptions],
+        *,
+        timeout_s: float,
+        wait: Wait,
+    ) -> None:
+        super().__init__(holder, options, holder.last_sequence + 1, timeout_s=timeout_s)
+        self.previous = holder.previous
+        """What became of the transaction before, whose commit had raised CommitUnknown."""
+        self.result: Committed | None = None
+        self._wait = wait
+        holder.give(self)
+
+    def __del__(self) -> None:
+        if not self._ended and not self._is_told and os.getpid() == self._pid:
+            warnings.warn(
+                f"Transaction {self.sequence} of {shown(self._holder.name)} was dropped without a"
+                " commit: its rows are not published. End with `with`, `commit` or `abort`.",
+                UnsentRows,
+                stacklevel=2,
+            )
+
     def commit(self) -> Committed:
         """Stage what waits, commit, and wait until the rows are published (`wait`).
 
@@ -488,13 +570,20 @@ class Transaction:
             # No send may add rows that the commit does not name.
             self._ended = "being committed"
         try:
-            request = self._staged()
+            request = self._request(self._stage())
         except BaseException as error:
             self._abort_after(error)
             raise
         self._holder.unanswered = request
         try:
-            answer = self._decided(request)
+            answer = self._holder.run(
+                commit_staged(
+                    self._holder.cluster,
+                    request,
+                    timeout_s=self._timeout_s,
+                    publish_s=self._timeout_s,
+                )
+            )
         except QuiverlogError as error:
             if isinstance(error, CommitUnknown):
                 self._end("of unknown outcome")
@@ -518,26 +607,7 @@ class Transaction:
         self._end("committed")
         return self.result
 
-    def _staged(self) -> CommitTransactionRequest:
-        """Wait until all rows are staged; returns the request that names them."""
-        core, hosted = self._core, self._hosted
-        with hosted.lock:
-            core.close_batches(hosted.now())
-        hosted.wake()
-        is_done = hosted.wait_for(
-            lambda: not self._sends and (not core.buffered_bytes or bool(core.failures)),
-            self._timeout_s,
-        )
-        with hosted.lock:
-            failures = (one.error for one in core.failures if one.error is not None)
-            failure = core.lost or next(failures, None) or self._failure
-            attempts = core.attempts()
-        if failure is not None:
-            raise failure
-        if not is_done:
-            raise RequestTimedOut(
-                f"{core.buffered_bytes} bytes were not staged within {self._timeout_s:g} s."
-            )
+    def _request(self, attempts: list[CommittedAttempt]) -> CommitTransactionRequest:
         return CommitTransactionRequest(
             transactional_id=self._holder.name,
             epoch=self._holder.epoch,
@@ -546,24 +616,6 @@ class Transaction:
             durability=self._durability,
             wait=0 if self._wait == "decided" else 1,
         )
-
-    def _decided(self, request: CommitTransactionRequest) -> CommitTransactionResponse:
-        cluster = self._holder.cluster
-        deadline_s = cluster.clock() + self._timeout_s
-        left_s = self._timeout_s
-        answer: CommitTransactionResponse | None = None
-        while answer is None or (self._wait == "published" and not answer.is_published):
-            try:
-                answer = self._holder.run(commit_transaction(cluster, request, timeout_s=left_s))
-            except QuiverlogError:
-                if answer is None:
-                    raise
-                break  # It has committed: no answer about its rows changes that.
-            left_s = deadline_s - cluster.clock()
-            if left_s <= 0:
-                break
-        assert answer is not None
-        return answer
 
     def abort(self) -> None:
         """End it: nothing of it is ever published. A second call does nothing.
@@ -595,18 +647,6 @@ class Transaction:
         self._ended = how
         self._holder.release()
 
-    def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise ForkedClient("This transaction was opened before the process forked.")
-        if self._ended:
-            raise InvalidArgument(
-                f"transaction {self.sequence} of {shown(self._holder.name)} is {self._ended}: open"
-                " another one."
-            )
-        if self._core.lost is not None:
-            self._is_told = True
-            raise self._core.lost
-
     def __enter__(self) -> Self:
         return self
 
@@ -625,3 +665,110 @@ class Transaction:
             return
         self._ended = "being aborted"
         self._abort_after(error)
+
+
+class Attempt(StagedRows):
+    """One attempt at a part of a transaction; made by `Stager.attempt`.
+
+    Its rows count if a commit names what `finish` returns. For one thread at a time; `send` may be
+    used by several.
+    """
+
+    def finish(self) -> StagedAttempt:
+        """Wait until all rows are staged.
+
+        Returns:
+            What `commit_staged` names: small, and made to be sent to the process that commits.
+
+        Raises:
+            QuiverlogError: why they are not: nothing of the attempt can be committed.
+        """
+        with self._hosted.lock:
+            self._check_usable()
+            self._ended = "being finished"
+        try:
+            attempts = self._stage()
+        except BaseException:
+            self._end("given up")
+            raise
+        self._core.rest()
+        self._ended = "finished"
+        holder = self._holder
+        return StagedAttempt(
+            holder.name,
+            holder.epoch,
+            self.sequence,
+            attempts[0] if attempts else None,
+            Durability(self._durability),
+        )
+
+    def give_up(self) -> None:
+        """End it: its rows count for nothing. Does nothing after `finish`."""
+        if not self._ended and os.getpid() == self._pid:
+            self._end("given up")
+
+    def _end(self, how: str) -> None:
+        self._ended = how
+        self._holder.leave()
+
+
+class Stager:
+    """A transactional id, in one of the processes that stage rows of its transactions.
+
+    All of them name one `instance`; made by `Client.stager`. For one task at a time.
+    """
+
+    def __init__(
+        self,
+        holder: Holder,
+        options: Callable[[Compression], ProducerOptions],
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._holder = holder
+        self._options = options
+        self._timeout_s = timeout_s
+        self._attempt: weakref.ref[Attempt] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {shown(self.transactional_id)}, epoch {self.epoch}>"
+
+    @property
+    def transactional_id(self) -> str:
+        """The id that it was opened with."""
+        return self._holder.name
+
+    @property
+    def epoch(self) -> int:
+        """Grows with the holders of the id, and when it is closed; -1 before the first attempt."""
+        return self._holder.epoch
+
+    @property
+    def last_sequence(self) -> int:
+        """Of the last transaction that had committed when the id was opened; -1: none had."""
+        return self._holder.last_sequence
+
+    @checked(sequence=number(0, 2**63 - 1))
+    def attempt(self, sequence: int) -> Attempt:
+        """Begin to stage rows of transaction `sequence`; opens the id if that is due.
+
+        Raises:
+            TransactionFenced: another instance has opened the id since this one did.
+            InvalidArgument: the attempt before has not ended.
+        """
+        before = None if self._attempt is None else self._attempt()
+        if before is not None and not before._ended:
+            raise InvalidArgument(
+                f"an attempt of {shown(self.transactional_id)} is open: finish it or give it up"
+                " first."
+            )
+        if self._attempt is not None and before is None and self._holder.has_rows:
+            self.close()  # An attempt that was dropped left them.
+        self._holder.resume(self._options, self._timeout_s)
+        attempt = Attempt(self._holder, self._options, sequence, timeout_s=self._timeout_s)
+        self._attempt = weakref.ref(attempt)
+        return attempt
+
+    def close(self) -> None:
+        """End the connections' part of it. The id stays as it is; attempts may begin again."""
+        self._holder.leave()
