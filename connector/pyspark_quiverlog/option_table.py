@@ -13,6 +13,7 @@ from quiverlog.settings import Kind, Setting, SettingsTable, markdown_table
 from quiverlog.types import Durability
 
 from .option_types import (
+    LONG_MAX,
     parse_addresses,
     parse_assignment,
     parse_boolean,
@@ -21,9 +22,11 @@ from .option_types import (
     parse_ending_offsets,
     parse_names,
     parse_pattern,
+    parse_short_text,
     parse_starting_offsets,
     parse_text,
     parse_timestamps,
+    parse_transaction_timeout,
 )
 
 __all__ = ["OPTIONS", "REFUSED", "Use", "options_page"]
@@ -394,6 +397,63 @@ _SETTINGS: Final = (
         attribute="create_replication",
     ),
     Setting(
+        "deliveryMode",
+        Kind.CHOICE,
+        "exactly_once",
+        "`exactly_once`: readers see the rows of a micro-batch, or of a batch write, once and when "
+        "it commits. `at_least_once`: as they arrive, and again where Spark repeats a task or a "
+        "micro-batch.",
+        choices=("exactly_once", "at_least_once"),
+        ignore_case=True,
+        where=Use.WRITE,
+        attribute="delivery_mode",
+    ),
+    Setting(
+        "sinkId",
+        Kind.OTHER,
+        None,
+        "Tells the sinks of one query apart, where `foreachBatch` writes to one topic twice. The "
+        "same over all restarts of the query; up to 249 characters.",
+        read=parse_short_text,
+        label="name",
+        default_doc="the topic, `*` with a topic column",
+        where=Use.WRITE,
+        attribute="sink_id",
+    ),
+    Setting(
+        "transaction.timeout",
+        Kind.OTHER,
+        "15m",
+        "Time without a sign of life of any task after which the cluster gives up what a "
+        "micro-batch, or a batch write, has staged.",
+        read=parse_transaction_timeout,
+        label="duration",
+        where=Use.WRITE,
+        attribute="transaction_timeout",
+    ),
+    Setting(
+        "txnAppId",
+        Kind.OTHER,
+        None,
+        "With `txnVersion`: a batch write under a version that is written already writes nothing. "
+        "Names the job, over all of its runs; up to 249 characters.",
+        read=parse_short_text,
+        label="name",
+        where=Use.BATCH_WRITE,
+        attribute="txn_app_id",
+    ),
+    Setting(
+        "txnVersion",
+        Kind.INTEGER,
+        None,
+        "The number of a job's write, growing from one to the next; gaps are allowed.",
+        minimum=0,
+        maximum=LONG_MAX,
+        label="number",
+        where=Use.BATCH_WRITE,
+        attribute="txn_version",
+    ),
+    Setting(
         "durability",
         Kind.CHOICE,
         "topic_default",
@@ -507,9 +567,8 @@ REFUSED: Final = {
     "kafka.group.id": "there are no consumer groups here: the checkpoint keeps the position",
     "group.id": "there are no consumer groups here: the checkpoint keeps the position",
     "groupidprefix": "there are no consumer groups here: the checkpoint keeps the position",
-    "isolation.level": "every row that can be read is committed; leave it out",
-    "kafka.isolation.level": "every row that can be read is committed; leave it out",
-    "deliverymode": "the sink writes at least once, exactly once is not built yet; leave it out",
+    "asyncprogresstrackingenabled": "after a failure Spark repeats a micro-batch with other rows; "
+    "leave it out",
     "kafkaconsumer.polltimeoutms": "use `request.timeout`, such as 30s",
     "fetchoffset.numretries": "retries go on until `request.timeout`, such as 30s",
     "fetchoffset.retryintervalms": "retries go on until `request.timeout`, such as 30s",

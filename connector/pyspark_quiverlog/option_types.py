@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quiverlog.addresses import parse_address
+from quiverlog.limits import TOPIC_NAME_CHARS_MAX, TRANSACTION_TIMEOUT_MS_MAX
 
 EARLIEST = -2
 LATEST = -1
@@ -26,6 +27,13 @@ def parse_text(value: str) -> str:
     if not value.strip():
         raise ValueError("a text that is not empty")
     return value.strip()
+
+
+def parse_short_text(value: str) -> str:
+    text = value.strip()
+    if not 1 <= len(text) <= TOPIC_NAME_CHARS_MAX:
+        raise ValueError(f"a text of 1 to {TOPIC_NAME_CHARS_MAX} characters, not {len(text)}")
+    return text
 
 
 def parse_names(value: str) -> tuple[str, ...]:
@@ -79,6 +87,13 @@ def parse_duration(value: str) -> float:
     if match is None:
         raise ValueError("a time with its unit, such as 500ms, 30s or 15m")
     return float(match[1]) * _TIME_UNITS[match[2]]
+
+
+def parse_transaction_timeout(value: str) -> float:
+    seconds = parse_duration(value)
+    if not 1 <= seconds <= TRANSACTION_TIMEOUT_MS_MAX / 1000:
+        raise ValueError("a time from 1s to 24h")
+    return seconds
 
 
 def _json_object(value: str, example: str) -> dict[str, Any]:

@@ -90,6 +90,11 @@ class WriteOptions:
     create_partitions: int
     create_key: tuple[str, ...] | None
     create_replication: int | None
+    delivery_mode: Literal["exactly_once", "at_least_once"]
+    sink_id: str | None
+    transaction_timeout: float
+    txn_app_id: str | None = None  # both of batch writes only
+    txn_version: int | None = None
     batch_rows: int
     batch_bytes: int
     delivery_timeout: float
@@ -113,7 +118,8 @@ def parse_read_options(raw: Mapping[str, str], use: Use) -> ReadOptions:
 def parse_write_options(raw: Mapping[str, str], use: Use) -> WriteOptions:
     """Check a write's options; `use` is STREAM_WRITE or BATCH_WRITE. Raises InvalidOption."""
     values = _parse(_with_path(raw, "topic", ("topic",)), use)
-    options = WriteOptions(**_fields(values, Use.WRITE))
+    options = WriteOptions(**_fields(values, use))
+    _check_transaction(options)
     for setting in OPTIONS.values():
         is_about_creation = setting.key.startswith("createTopic.")
         if is_about_creation and setting.field in values and not options.create_topic:
@@ -122,6 +128,19 @@ def parse_write_options(raw: Mapping[str, str], use: Use) -> WriteOptions:
                 "well, or leave it out."
             )
     return options
+
+
+def _check_transaction(options: WriteOptions) -> None:
+    for given, missing, name, other in (
+        (options.txn_version, options.txn_app_id, "txnVersion", "txnAppId"),
+        (options.txn_app_id, options.txn_version, "txnAppId", "txnVersion"),
+    ):
+        if given is not None and missing is None:
+            raise InvalidOption(f"option `{name}` needs `{other}` as well: set both, or neither.")
+    if options.txn_app_id is not None and options.delivery_mode == "at_least_once":
+        raise InvalidOption(
+            "option `txnAppId` needs `deliveryMode` exactly_once: at_least_once writes every time."
+        )
 
 
 _SELECTORS = ("subscribe", "subscribePattern", "assign")
@@ -197,6 +216,10 @@ def _misplaced(setting: Setting, key: str, use: Use) -> str:
         instead = " Use `subscribe`."
     elif setting.key in _SELECTORS:
         instead = " Use `topic`."
+    elif setting.key in ("txnAppId", "txnVersion"):
+        instead = (
+            " A streaming query has its own id and micro-batches; `sinkId` tells its sinks apart."
+        )
     elif setting.key.startswith("ending"):
         instead = " A streaming query has no end; use Trigger.AvailableNow or a batch read."
     elif use is Use.BATCH_READ:

@@ -10,14 +10,26 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
 
     from .options import ReadOptions, WriteOptions
 
-__all__ = ["Endpoint", "client", "drop_producer", "endpoint", "has_producer", "producer"]
+__all__ = [
+    "Endpoint",
+    "client",
+    "drop_producer",
+    "drop_stager",
+    "endpoint",
+    "has_producer",
+    "producer",
+    "stager",
+]
+
+STAGERS_MAX: Final = 64
+"""Of a worker, the last used: queries that have ended leave theirs."""
 
 
 class Endpoint(NamedTuple):
@@ -39,6 +51,8 @@ class _Pool:
         self.clients: dict[Endpoint, Client] = {}
         # Endpoint, topic and settings -> (the topic's version then, the producer).
         self.producers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        # Endpoint, transactional id, instance and settings -> the stager; the last used is last.
+        self.stagers: dict[tuple[Any, ...], Any] = {}
 
 
 _pool = _Pool()
@@ -117,4 +131,28 @@ def drop_producer(found: Any) -> None:
         for key in keys:
             del pool.producers[key]
     with contextlib.suppress(Exception):  # tasks report which of their rows are not acknowledged
+        found.close()
+
+
+def stager(where: Endpoint, transactional_id: str, instance: bytes, **settings: Any) -> Any:
+    """Return this process's stager. A task that fails must `drop_stager` it."""
+    key = (where, transactional_id, instance, *sorted(settings.items()))
+    pool = _pool
+    with pool.lock:
+        found = pool.stagers.pop(key, None)
+        if found is None:
+            if len(pool.stagers) >= STAGERS_MAX:
+                drop_stager(next(iter(pool.stagers.values())))
+            found = client(where).stager(transactional_id, instance=instance, **settings)
+        pool.stagers[key] = found
+        return found
+
+
+def drop_stager(found: Any) -> None:
+    """Close a stager that no task may use any more, without an error."""
+    pool = _pool
+    with pool.lock:
+        for key in [k for k, one in pool.stagers.items() if one is found]:
+            del pool.stagers[key]
+    with contextlib.suppress(Exception):
         found.close()

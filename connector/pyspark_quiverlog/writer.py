@@ -1,23 +1,24 @@
 """`df.write` and `df.writeStream` with `format("quiverlog")`.
 
-The driver checks the schema before any task runs, against the topic where the options name it; each
-task sends through idempotent producers and returns what was acknowledged. Delivery is at least
-once: a producer's retry stores a batch once, but a task or micro-batch that Spark repeats is
-written again, and `abort()` removes nothing.
+The driver checks the schema before any task runs, against the topic where the options name it. A
+task takes its rows to a target: it stages them for the driver's commit (`exactly_once`), or appends
+them through idempotent producers. That is at least once: a producer's retry stores a batch once,
+but what Spark repeats is written again, and `abort()` removes nothing.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from quiverlog.errors import InvalidOption, QuiverlogError
 
-from . import pool, worker_process
+from . import exactly_once, pool, worker_process
 from ._compat import (
     HAS_STREAM_ARROW_WRITER,
     DataSourceArrowWriter,
@@ -26,14 +27,15 @@ from ._compat import (
     arrow_from_rows,
     to_arrow_schema,
 )
+from .exactly_once import LINGER_S, Staging, transaction_name
 from .options import Use, WriteOptions, parse_write_options
 from .routing import Route, check_write, split_by_route, topic_schema
 from .topic_creation import create_missing
 
-__all__ = ["LogBatchWriter", "LogStreamWriter", "TaskReport"]
+if TYPE_CHECKING:
+    from quiverlog.client.transactions.questions import StagedAttempt
 
-LINGER_S = 60.0
-"""Batches are closed by size and at the end of the task before this."""
+__all__ = ["LogBatchWriter", "LogStreamWriter", "TaskReport"]
 
 logger = logging.getLogger("pyspark_quiverlog")
 
@@ -50,17 +52,23 @@ class Written:
 
 @dataclass
 class TaskReport(WriterCommitMessage):  # type: ignore[misc]
-    """What one task attempt wrote. `query_id` and `batch_id`: empty and -1 for a batch write."""
+    """What one task attempt wrote. `query_id` and `batch_id`: empty and -1 for a batch write.
+
+    `written` at least once, `staged` exactly once; `skipped`: rows that an earlier run has written.
+    """
 
     query_id: str = ""
     batch_id: int = -1
     partition_id: int = -1
     attempt: int = -1
     written: dict[tuple[str, int], Written] = field(default_factory=dict)
+    staged: StagedAttempt | None = None
+    skipped: int = 0
 
     @property
     def rows(self) -> int:
-        return sum(w.rows for w in self.written.values())
+        staged = 0 if self.staged is None else self.staged.rows
+        return staged + sum(w.rows for w in self.written.values())
 
 
 class _Writer(worker_process.SentToTasks):
@@ -73,12 +81,42 @@ class _Writer(worker_process.SentToTasks):
             )
         self.options = options
         self.schema: pa.Schema = to_arrow_schema(schema)
+        self.id = uuid.uuid4()
+        if self.is_exactly_once:
+            exactly_once.check_cluster(options)
         self.route = check_write(options, self.schema)
 
+    @property
+    def is_exactly_once(self) -> bool:
+        return self.options.delivery_mode == "exactly_once"
+
     def run(self, batches: Iterator[pa.RecordBatch]) -> TaskReport:
-        report = WriteTask(self.options, self.route, self.schema).run(batches)
+        report = WriteTask(self.options, self.route, self.schema, self.id).run(batches)
         worker_process.end_of_work()
         return report
+
+    def commit(self, messages: list[Any], what: str) -> None:
+        # Spark passes None for a task that has failed.
+        reports = [one for one in messages if one is not None]
+        logger.debug("%s: %d rows", what, sum(one.rows for one in reports))
+        if self.is_exactly_once:
+            staged = [one.staged for one in reports if one.staged is not None]
+            skipped = sum(one.skipped for one in reports)
+            exactly_once.commit(self.options, self.id, staged, skipped, what)
+        worker_process.end_of_work()
+
+    def abort(self, messages: list[Any], what: str) -> None:
+        reports = [one for one in messages if one is not None]
+        if self.is_exactly_once:
+            staged = [one.staged for one in reports if one.staged is not None]
+            exactly_once.abort(self.options, staged, what)
+        elif rows := sum(one.rows for one in reports):
+            logger.warning(
+                "%s failed after tasks had written %d rows; they stay in the log and are written "
+                "again when Spark repeats it (at least once)",
+                what,
+                rows,
+            )
 
 
 class LogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
@@ -89,12 +127,10 @@ class LogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         return self._writer.run(iterator)
 
     def commit(self, messages: list[Any]) -> None:
-        """Do nothing more: all rows are acknowledged."""
-        _finish(messages, "the batch write")
+        self._writer.commit(messages, "the batch write")
 
     def abort(self, messages: list[Any]) -> None:
-        """Warn that rows of other tasks stay in the log (at least once)."""
-        _give_up(messages, "the batch write")
+        self._writer.abort(messages, "the batch write")
 
 
 class LogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
@@ -112,45 +148,24 @@ class LogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         return self._writer.run(iterator)
 
     def commit(self, messages: list[Any], batchId: int) -> None:
-        """Do nothing more: all rows are acknowledged."""
-        _finish(messages, f"micro-batch {batchId}")
+        self._writer.commit(messages, f"micro-batch {batchId}")
 
     def abort(self, messages: list[Any], batchId: int) -> None:
-        """Warn that written rows stay in the log, and Spark runs the batch again."""
-        _give_up(messages, f"micro-batch {batchId}")
-
-
-def _finish(messages: list[Any], what: str) -> None:
-    # Spark passes None for a task that has failed.
-    logger.debug("%s: %d rows", what, sum(m.rows for m in messages if m is not None))
-    worker_process.end_of_work()
-
-
-def _give_up(messages: list[Any], what: str) -> None:
-    rows = sum(m.rows for m in messages if m is not None)
-    if rows:
-        logger.warning(
-            "%s failed after tasks had written %d rows; they stay in the log and are written "
-            "again when Spark repeats it (at least once)",
-            what,
-            rows,
-        )
+        self._writer.abort(messages, f"micro-batch {batchId}")
 
 
 # --- a task ---------------------------------------------------------------------------------------
 class WriteTask:
-    """One attempt at one task. Keeps what it sent until all of it is acknowledged."""
+    """One attempt at one task."""
 
-    def __init__(self, options: WriteOptions, route: Route, schema: pa.Schema) -> None:
+    def __init__(
+        self, options: WriteOptions, route: Route, schema: pa.Schema, writer_id: uuid.UUID
+    ) -> None:
         self._options = options
         self._route = route
         self._schema = schema
-        self._producers: dict[str, Any] = {}
-        self._not_opened: QuiverlogError | None = None
-        self._sent: list[tuple[str, Any]] = []
+        self._writer_id = writer_id
         self._routes: dict[str, Route] = {}
-        self._where = pool.endpoint(options)
-        self._settings = _producer_settings(options)
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> TaskReport:
         """Send all rows, wait for all acknowledgements.
@@ -158,29 +173,40 @@ class WriteTask:
         Raises:
             QuiverlogError: why rows were not stored.
         """
-        assert not self._sent, "rows of an earlier run would be reported again"
-        report = _new_report()
+        report, target = self._begin()
         rows_sent = 0
-        self._open_ahead()
         try:
+            target.begin(self._route.topic)
             for batch in batches:
                 before = rows_sent
                 for topic, partition, rows in split_by_route(batch, self._route, self._route_to):
-                    future = self._producer(topic).send(rows, partition=partition)
-                    self._sent.append((topic, future))
+                    target.send(topic, partition, rows)
                     rows_sent += rows.num_rows
                 assert rows_sent - before == batch.num_rows, "each row has one topic and partition"
-            for producer in self._producers.values():
-                producer.flush()
+            target.finish(report)
         except BaseException:
             # The next task of this process would inherit rows that are not acknowledged.
-            for producer in self._producers.values():
-                pool.drop_producer(producer)
+            target.drop()
             raise
-        for topic, future in self._sent:
-            _add_results(report, topic, future.result())
-        assert report.rows == rows_sent, f"{report.rows} rows of {rows_sent} were acknowledged"
+        assert report.rows + report.skipped == rows_sent, f"{rows_sent} rows, reported: {report}"
         return report
+
+    def _begin(self) -> tuple[TaskReport, Appending | Staging]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        report = TaskReport()
+        local_property: Callable[[str], str | None] = lambda _: None  # noqa: E731
+        if context is not None:
+            local_property = context.getLocalProperty  # also inside foreachBatch
+            report.query_id = local_property("sql.streaming.queryId") or ""
+            report.batch_id = int(local_property("streaming.sql.batchId") or -1)
+            report.partition_id = context.partitionId()
+            report.attempt = context.attemptNumber()
+        if self._options.delivery_mode == "at_least_once":
+            return report, Appending(self._options)
+        name = transaction_name(self._options, local_property, self._writer_id)
+        return report, Staging(self._options, name)
 
     def _route_to(self, topic: str) -> Route:
         route = self._route
@@ -196,9 +222,19 @@ class WriteTask:
             self._routes[topic] = known
         return known
 
-    def _open_ahead(self) -> None:
+
+class Appending:
+    """At least once: rows go to their topics, and a repeated task sends them again."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._producers: dict[str, Any] = {}
+        self._not_opened: QuiverlogError | None = None
+        self._sent: list[tuple[str, Any]] = []
+        self._where = pool.endpoint(options)
+        self._settings = _producer_settings(options)
+
+    def begin(self, topic: str | None) -> None:
         """Check the one topic's producer while Spark prepares the first rows."""
-        topic = self._route.topic
         # A task without rows opens no connection, and does not fail.
         if topic is None or not pool.has_producer(self._where, topic, **self._settings):
             return
@@ -206,6 +242,21 @@ class WriteTask:
             self._producer(topic)
         except QuiverlogError as error:
             self._not_opened = error  # for the first row
+
+    def send(self, topic: str, partition: int | None, rows: pa.RecordBatch) -> None:
+        future = self._producer(topic).send(rows, partition=partition)
+        self._sent.append((topic, future))
+
+    def finish(self, report: TaskReport) -> None:
+        """Wait for all acknowledgements."""
+        for producer in self._producers.values():
+            producer.flush()
+        for topic, future in self._sent:
+            _add_results(report, topic, future.result())
+
+    def drop(self) -> None:
+        for producer in self._producers.values():
+            pool.drop_producer(producer)
 
     def _producer(self, topic: str) -> Any:
         if self._not_opened is not None:
@@ -229,20 +280,6 @@ def _producer_settings(options: WriteOptions) -> dict[str, Any]:
     if options.durability != "topic_default":
         settings["durability"] = options.durability
     return settings
-
-
-def _new_report() -> TaskReport:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    if context is None:
-        return TaskReport()
-    return TaskReport(  # local properties: also inside foreachBatch
-        query_id=context.getLocalProperty("sql.streaming.queryId") or "",
-        batch_id=int(context.getLocalProperty("streaming.sql.batchId") or -1),
-        partition_id=context.partitionId(),
-        attempt=context.attemptNumber(),
-    )
 
 
 def _add_results(report: TaskReport, topic: str, results: list[Any]) -> None:

@@ -312,6 +312,7 @@ class Client(BlockingMethods):
         instance=INSTANCE,
         batch_rows=_SIZE,
         batch_bytes=_SIZE,
+        linger=seconds(0),
         timeout=SECONDS,
         transaction_timeout=seconds(0.001, TRANSACTION_TIMEOUT_MS_MAX / 1000),
     )
@@ -323,6 +324,7 @@ class Client(BlockingMethods):
         single_use: bool = False,
         batch_rows: int = PRODUCER_BATCH_ROWS_DEFAULT,
         batch_bytes: int = PRODUCER_BATCH_BYTES_DEFAULT,
+        linger: float = PRODUCER_LINGER_MS_DEFAULT / 1000,
         timeout: float = DELIVERY_TIMEOUT_MS_DEFAULT / 1000,
         transaction_timeout: float = TRANSACTION_TIMEOUT_MS_DEFAULT / 1000,
         compression: CompressionChoice | None = None,
@@ -339,7 +341,7 @@ class Client(BlockingMethods):
             instance: 1 to 64 bytes, the same in all processes of one run of the program, and new
                 with each run: the newest run fences the others.
             single_use: the cluster forgets the id an hour after its commit.
-            batch_rows, batch_bytes: a batch is staged when it holds so much.
+            batch_rows, batch_bytes, linger: when a batch is staged, as in `producer`.
             timeout: seconds that rows may wait to be staged.
             transaction_timeout: seconds without an open attempt, after which the coordinator may
                 end the transaction.
@@ -353,7 +355,7 @@ class Client(BlockingMethods):
             self.cluster,
             batch_rows=batch_rows,
             batch_bytes=batch_bytes,
-            linger=PRODUCER_LINGER_MS_DEFAULT / 1000,
+            linger=linger,
             compression=compression,
             durability=durability,
             buffer_bytes=PRODUCER_BUFFER_BYTES_DEFAULT,
