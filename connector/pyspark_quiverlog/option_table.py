@@ -524,6 +524,16 @@ _SETTINGS: Final = (
         attribute="connect_timeout",
     ),
     Setting(
+        "isolation.level",
+        Kind.CHOICE,
+        "read_committed",
+        "Accepted, and changes nothing: every row that can be read is committed.",
+        choices=("read_committed", "read_uncommitted"),
+        ignore_case=True,
+        where=Use.ALL,
+        attribute="isolation_level",
+    ),
+    Setting(
         "client.id",
         Kind.OTHER,
         "spark",

@@ -71,6 +71,7 @@ class ReadOptions:
     fetch_bytes: int
     request_timeout: float
     connect_timeout: float
+    isolation_level: str  # of no effect
     client_id: str
     fetch_from: Literal["leader", "follower", "nearest"]
     client_rack: str | None
@@ -100,6 +101,7 @@ class WriteOptions:
     delivery_timeout: float
     request_timeout: float
     connect_timeout: float
+    isolation_level: str  # of no effect
     client_id: str
 
 

@@ -120,7 +120,8 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
         ({"maxRowsPerTrigger": "1", "maxOffsetsPerTrigger": "1"}, "mean the same"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "is above"),
         ({"columns": "a,_offset"}, "come with `includeMetadata`"),
-        ({"isolation.level": "read_committed"}, "`isolation.level` does not apply: every row"),
+        ({"isolation.level": "serializable"}, "`isolation.level` is .*, allowed are read_committed"),
+        ({"kafka.isolation.level": "read_committed"}, "use `isolation.level`"),
         ({"fetchFrom": "closest"}, "`fetchFrom` is .*, allowed are leader, follower, nearest"),
         ({"client.rack": "b"}, "needs `fetchFrom`: set that to nearest or follower"),
         ({"kafka.client.rack": "b"}, "use `client.rack`"),
@@ -169,10 +170,6 @@ def test_a_write_refuses_what_reads_take() -> None:
         write(subscribe="a")
     with pytest.raises(InvalidOption, match="applies to read"):
         write(failOnDataLoss="true")
-    with pytest.raises(
-        InvalidOption, match="`deliveryMode` does not apply: the sink writes at least once"
-    ):
-        write(topic="t", deliveryMode="exactly_once")
 
 
 def test_spark_own_additions_are_let_pass_at_a_sink() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import uuid
 from typing import Any
 
 import pyarrow as pa
@@ -47,6 +48,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
 
 def options(**given: str) -> WriteOptions:
     return parse_write_options({"bootstrap.servers": "a:1"} | given, Use.BATCH_WRITE)
+
+
+def write_task(route: Route, **given: str) -> WriteTask:
+    """A task that writes at least once; the other kind is in test_exactly_once.py."""
+    return WriteTask(options(deliveryMode="at_least_once", **given), route, TOPIC, uuid.uuid4())
 
 
 def check(schema: pa.Schema, **given: str) -> Route:
@@ -160,7 +166,7 @@ def test_a_topics_own_column_partition_is_data_not_routing(
     own = pa.schema([("id", pa.int64()), ("partition", pa.int32())])
     schemas = {"own": own, "plain": pa.schema([("id", pa.int64())])}
     monkeypatch.setattr(writer, "topic_schema", lambda options, topic: schemas[topic])
-    task = WriteTask(options(), Route(None, "topic", "partition"), TOPIC)
+    task = write_task(Route(None, "topic", "partition"))
     batch = pa.record_batch(
         {
             "topic": ["own", "plain", "own"],
@@ -173,7 +179,7 @@ def test_a_topics_own_column_partition_is_data_not_routing(
         ("own", None, [{"partition": 5, "id": 1}, {"partition": 6, "id": 3}]),
         ("plain", 1, [{"id": 2}]),
     ]
-    named = WriteTask(options(), Route(None, "topic", "partition", is_partition_named=True), TOPIC)
+    named = write_task(Route(None, "topic", "partition", is_partition_named=True))
     found = split_by_route(batch, named._route, named._route_to)
     assert [(t, p) for t, p, _ in found] == [("own", 5), ("own", 6), ("plain", 1)]
 
@@ -208,7 +214,7 @@ def test_a_task_reports_what_was_acknowledged(monkeypatch: pytest.MonkeyPatch) -
     fake = FakeProducer()
     monkeypatch.setattr(pool, "producer", lambda where, topic, **settings: fake)
     batches = [pa.record_batch({"id": pa.array([1, 2])}), pa.record_batch({"id": pa.array([3])})]
-    report = WriteTask(options(topic="t"), Route("t", None, None), TOPIC).run(iter(batches))
+    report = write_task(Route("t", None, None), topic="t").run(iter(batches))
     assert report.written == {("t", 0): Written(3, 0, 3, "flushed")}
     assert fake.flushed
     assert not fake.closed, "the next task takes the same producer"
@@ -217,7 +223,7 @@ def test_a_task_reports_what_was_acknowledged(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_empty_task_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "producer", None)
-    report = WriteTask(options(topic="t"), Route("t", None, None), TOPIC).run(iter([]))
+    report = write_task(Route("t", None, None), topic="t").run(iter([]))
     assert report == TaskReport()
 
 
@@ -238,7 +244,7 @@ def test_a_producer_of_an_earlier_task_is_looked_after_before_the_first_row(
     monkeypatch.setattr(pool, "producer", producer)
     for known in (True, False):
         monkeypatch.setattr(pool, "has_producer", lambda *_, known=known, **__: known)
-        WriteTask(options(topic="t"), Route("t", None, None), TOPIC).run(rows())
+        write_task(Route("t", None, None), topic="t").run(rows())
     assert steps == ["producer", "rows", "rows", "producer"]
 
 
@@ -252,9 +258,9 @@ def test_only_a_row_fails_for_want_of_a_producer(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(pool, "producer", producer)
     monkeypatch.setattr(pool, "has_producer", lambda *_, **__: True)
-    task = WriteTask(options(topic="t"), Route("t", None, None), TOPIC)
+    task = write_task(Route("t", None, None), topic="t")
     assert task.run(iter([])) == TaskReport()
-    task = WriteTask(options(topic="t"), Route("t", None, None), TOPIC)
+    task = write_task(Route("t", None, None), topic="t")
     with pytest.raises(UnknownTopic):
         task.run(iter([pa.record_batch({"id": pa.array([1])})]))
     assert asked == ["t", "t"]
@@ -263,7 +269,7 @@ def test_only_a_row_fails_for_want_of_a_producer(monkeypatch: pytest.MonkeyPatch
 def test_a_failed_task_drops_its_producer(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeProducer(fail=True)
     monkeypatch.setattr(pool, "producer", lambda where, topic, **settings: fake)
-    task = WriteTask(options(topic="t"), Route("t", None, None), TOPIC)
+    task = write_task(Route("t", None, None), topic="t")
     with pytest.raises(BufferExhausted):
         task.run(iter([pa.record_batch({"id": pa.array([1])})]))
     assert fake.closed
