@@ -35,6 +35,7 @@ def run(settings: Settings) -> list[Comparison]:
     ):
         fill(client, "single", [make_batch(1)] * ROWS, 1)
         broker_options = {"bootstrap.servers": broker.bootstrap}
+        at_least_once = broker_options | {"deliveryMode": "at_least_once"}
 
         def ours(driver_rows: int = 1_000) -> DataFrame:
             return (
@@ -59,7 +60,7 @@ def run(settings: Settings) -> list[Comparison]:
         noop = interleave(rounds, lambda: measure(ours(), "noop"), lambda: measure(bare(), "noop"))
         sink = interleave(
             rounds,
-            lambda: measure(ours(), "quiverlog", topic="copied", **broker_options),
+            lambda: measure(ours(), "quiverlog", topic="copied", **at_least_once),
             lambda: measure(bare(), "bare_sink"),
             warmups=0,  # the sources are warm by now, and the first triggers are left out anyway
         )

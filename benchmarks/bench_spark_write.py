@@ -34,6 +34,7 @@ def run(settings: Settings) -> list[Comparison]:
     rounds = min(settings.rounds, ROUNDS_MAX)
     with running() as (broker, client), temporary_topic(client, "written", partitions=4):
         sink = {"bootstrap.servers": broker.bootstrap, "topic": "written"}
+        sink["deliveryMode"] = "at_least_once"
         batch_rows = settings.scaled(ROWS)
         trigger_rows = settings.scaled(ROWS_PER_TRIGGER)
         batch = interleave(

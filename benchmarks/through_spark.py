@@ -148,6 +148,7 @@ def quiverlog_side(spark: SparkSession) -> Iterator[Side]:
         def start(checkpoint: str) -> StreamingQuery:
             frame = spark.readStream.format("quiverlog").options(**address, subscribe="from").load()
             writer = frame.writeStream.format("quiverlog").options(**address, topic="to")
+            writer = writer.option("deliveryMode", "at_least_once")  # as Kafka's sink
             return writer.option("checkpointLocation", checkpoint).start()
 
         yield Side("quiverlog", send, poll, start)
