@@ -43,11 +43,18 @@ def writer(broker: BrokerProcess, schema: StructType, **options: str) -> Any:
     return DefaultSource(given).writer(schema, False)
 
 
+def write(target: Any, batch: pa.RecordBatch) -> Any:
+    """As Spark does: a task, then the commit. Returns the task's report."""
+    report = target.write(iter([batch]))
+    target.commit([report])
+    return report
+
+
 def test_a_topic_is_made_with_the_columns_of_the_rows(broker: Any, client: Any) -> None:
     """All may be null, as in a table that Spark makes of a query."""
     name = unique("made")
     options = {"createTopic.partitions": "3", "createTopic.key": "name", "topic": name}
-    written = writer(broker, PLAIN, **options).write(iter([rows(1, 2)]))
+    written = write(writer(broker, PLAIN, **options), rows(1, 2))
     assert written.rows == 2
     assert client.schemas(name).current == pa.schema([("id", pa.int64()), ("name", pa.string())])
     made = client.metadata([name]).topics[name]
@@ -64,7 +71,7 @@ def test_columns_that_route_are_not_stored(broker: Any, client: Any) -> None:
             "partition": pa.array([1, 0, 0], pa.int32()),
         }
     )
-    writer(broker, ROUTED, **{"createTopic.partitions": "2"}).write(iter([batch]))
+    write(writer(broker, ROUTED, **{"createTopic.partitions": "2"}), batch)
     for name, stored in ((names[0], [(1, 1), (0, 3)]), (names[1], [(0, 2)])):
         assert client.schemas(name).current.names == ["id", "name"]
         found = client.consumer(name, start="earliest")
@@ -74,7 +81,7 @@ def test_columns_that_route_are_not_stored(broker: Any, client: Any) -> None:
 def test_a_topic_that_exists_is_left_as_it_is(broker: Any, client: Any) -> None:
     name = unique("there")
     client.create_topic(name, schema=pa.schema([("id", pa.int64()), ("name", pa.string())]))
-    writer(broker, PLAIN, topic=name, **{"createTopic.partitions": "5"}).write(iter([rows(1)]))
+    write(writer(broker, PLAIN, topic=name, **{"createTopic.partitions": "5"}), rows(1))
     assert len(client.metadata([name]).topics[name].partitions) == 1
 
 
@@ -87,7 +94,7 @@ def test_many_may_make_it_at_once(broker: Any, client: Any) -> None:
 
     def run() -> None:
         try:
-            writer(broker, ROUTED).write(iter([batch]))
+            write(writer(broker, ROUTED), batch)
         except BaseException as error:
             failed.append(error)
 

@@ -40,12 +40,15 @@ import sys
 import pyarrow as pa
 from pyspark.sql.types import *
 from pyspark_quiverlog import DefaultSource
-address, topic = sys.argv[1:]
+address, topic, mode = sys.argv[1:]
 schema = StructType().add("id", LongType()).add("name", StringType())
-writer = DefaultSource({"bootstrap.servers": address, "topic": topic}).writer(schema, False)
+options = {"bootstrap.servers": address, "topic": topic, "deliveryMode": mode}
+writer = DefaultSource(options).writer(schema, False)
 names = pa.arange(0, 5).cast(pa.string())
 rows = pa.RecordBatch.from_arrays([pa.arange(0, 5), names], names=["id", "name"])
-assert writer.write(iter([rows])).rows == 5
+report = writer.write(iter([rows]))
+assert report.rows == 5
+writer.commit([report])
 print(*sys.modules)
 """
 
@@ -82,9 +85,10 @@ def test_a_read_task(broker: BrokerProcess, metadata: str) -> None:
     assert "pandas" not in loaded
 
 
+@pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
 @pytest.mark.parametrize("topic", ["t", "keyed", "unkeyed"])
-def test_the_planning_of_a_write_and_its_task(broker: BrokerProcess, topic: str) -> None:
+def test_the_planning_of_a_write_and_its_task(broker: BrokerProcess, topic: str, mode: str) -> None:
     """PySpark itself imports pandas after our part of a writing task, to send back its report."""
-    loaded = modules_of(WRITE, broker.bootstrap, topic)
+    loaded = modules_of(WRITE, broker.bootstrap, topic, mode)
     assert "pyspark_quiverlog" in loaded
     assert "pandas" not in loaded

@@ -120,7 +120,10 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
         ({"maxRowsPerTrigger": "1", "maxOffsetsPerTrigger": "1"}, "mean the same"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "is above"),
         ({"columns": "a,_offset"}, "come with `includeMetadata`"),
-        ({"isolation.level": "serializable"}, "`isolation.level` is .*, allowed are read_committed"),
+        (
+            {"isolation.level": "serializable"},
+            "`isolation.level` is .*allowed are read_com",
+        ),
         ({"kafka.isolation.level": "read_committed"}, "use `isolation.level`"),
         ({"fetchFrom": "closest"}, "`fetchFrom` is .*, allowed are leader, follower, nearest"),
         ({"client.rack": "b"}, "needs `fetchFrom`: set that to nearest or follower"),

@@ -326,8 +326,8 @@ class StagingCore(ProducerCore):
             "row_count": batch.row_count,
         }
         schema = self.converter.schema
-        columns = [pa.array([row[field.name]], field.type) for field in schema if field.name in row]
-        columns.append(_binary(batch.encoded))  # The last column.
+        columns = [_one(row[field.name], field.type) for field in schema if field.name in row]
+        columns.append(_one(batch.encoded, pa.binary()))  # The last column.
         staged = pa.RecordBatch.from_arrays(columns, schema=schema)
         receiver: Any = _StagedBatch(self, attempt, partition, batch)
         place = self._places.get(key)
@@ -439,7 +439,14 @@ class StagingCore(ProducerCore):
         super().fail_all(error)
 
 
-def _binary(value: Any) -> pa.Array:
-    """Return one value of a binary column, without a copy."""
-    offsets = pa.py_buffer(struct.pack("<ii", 0, len(value)))
-    return pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(value)])
+def _one(value: Any, kind: pa.DataType) -> pa.Array:
+    """Return a column of one value; bytes are not copied."""
+    # `pa.array` imports pandas: a third of a second of a Spark worker's first task.
+    if pa.types.is_integer(kind):
+        data = value.to_bytes(kind.bit_width // 8, "little", signed=True)
+        return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(data)])
+    data = value.encode() if isinstance(value, str) else value
+    buffers = [None, pa.py_buffer(data)]
+    if not pa.types.is_fixed_size_binary(kind):
+        buffers.insert(1, pa.py_buffer(struct.pack("<ii", 0, len(data))))
+    return pa.Array.from_buffers(kind, 1, buffers)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +15,7 @@ import pytest
 
 import quiverlog
 from quiverlog.client.transactions import async_transaction, questions, staging, transaction
+from quiverlog.client.transactions.questions import StagedAttempt
 from quiverlog.errors import OutcomeUnknown, StagedRowsLost
 from quiverlog.limits import TRANSACTION_SEQUENCE_MAX, TRANSACTIONAL_ID_CHARS_MAX
 from quiverlog.wire import messages as m
@@ -638,3 +641,116 @@ def test_threads_send_in_one_transaction(broker: ScriptedBroker) -> None:
             thread.join()
     assert tx.result.rows == 400
     assert stored(broker, "a") == stored(broker, "b") == list(range(200))
+
+
+# --- attempts of several processes ----------------------------------------------------------------
+def staged(client: Any, *ids: int, sequence: int = 0, instance: bytes = b"run 1") -> StagedAttempt:
+    attempt = client.stager("app", instance=instance).attempt(sequence)
+    if ids:
+        attempt.send("b", table(*ids))
+    found: StagedAttempt = attempt.finish()
+    return pickle.loads(pickle.dumps(found))
+
+
+def test_one_commit_publishes_the_attempts_that_it_names(
+    client: Any, broker: ScriptedBroker
+) -> None:
+    with quiverlog.connect(broker.bootstrap) as other:
+        chosen = [staged(client, 1, 2), staged(other, 3), staged(other)]
+        staged(other, 3)  # a task that was run twice
+        assert [one.rows for one in chosen] == [2, 1, 0]
+        assert {one.epoch for one in chosen} == {1}
+        result = client.commit_staged(chosen)
+        assert (result.rows, result.is_published) == (3, True)
+        assert client.commit_staged(chosen).rows == 3
+        assert stored(broker, "b") == [1, 2, 3]
+        with pytest.raises(quiverlog.SequenceTaken):
+            client.commit_staged([staged(other, 4)])
+        # The same transaction, repeated by the program's next run: its rows may be others.
+        assert client.commit_staged([staged(other, 5, instance=b"run 2")]).rows == 3
+        with pytest.raises(quiverlog.TransactionFenced):
+            staged(client, 6, sequence=1)
+        with pytest.raises(quiverlog.TransactionFenced):
+            client.commit_staged([replace(chosen[0], sequence=1)])
+    assert stored(broker, "b") == [1, 2, 3]
+
+
+def test_attempts_of_several_epochs_are_not_committed(client: Any, broker: ScriptedBroker) -> None:
+    first = staged(client, 1)
+    assert client.abort_staged([first]) is False
+    second = staged(client, 2)
+    assert (first.epoch, second.epoch) == (1, 3)
+    with pytest.raises(quiverlog.TransactionClosed, match=r"the epochs 1, 3.*Nothing is committed"):
+        client.commit_staged([first, second])
+    assert not broker.seen(CommitTransactionRequest)
+    assert client.abort_staged([first]) is False, "of an epoch that has ended already"
+    assert client.commit_staged([second]).rows == 1
+    assert client.abort_staged([second]) is True
+    assert stored(broker, "b") == [2]
+
+
+@pytest.mark.parametrize("attempts", [[], "app", [1], None])
+def test_attempts_that_cannot_be(client: Any, attempts: Any) -> None:
+    for method in (client.commit_staged, client.abort_staged):
+        with pytest.raises(quiverlog.InvalidArgument, match="attempts="):
+            method(attempts)
+    one = StagedAttempt("app", 1, 0)
+    with pytest.raises(quiverlog.InvalidArgument, match="of one transaction"):
+        client.commit_staged([one, replace(one, sequence=1)])
+    for instance in (b"", b"x" * 65, "run"):
+        with pytest.raises(quiverlog.InvalidArgument, match="instance="):
+            client.stager("app", instance=instance)
+
+
+def test_an_id_is_opened_once_in_a_process(client: Any, broker: ScriptedBroker) -> None:
+    stager = client.stager("app", instance=b"run", transaction_timeout=90)
+    assert not broker.seen(OpenTransactionRequest), "nothing is asked before the first attempt"
+    for sequence in range(3):
+        attempt = stager.attempt(sequence)
+        attempt.send("a", table(sequence))
+        with pytest.raises(quiverlog.InvalidArgument, match="finish it or give it up"):
+            stager.attempt(sequence)
+        client.commit_staged([attempt.finish()])
+        with pytest.raises(quiverlog.InvalidArgument, match="is finished"):
+            attempt.send("a", table(9))
+    assert len(broker.seen(OpenTransactionRequest)) == 1
+    assert stored(broker, "a") == [0, 1, 2]
+
+
+def test_an_id_is_opened_anew_where_it_may_have_been_closed(broker: ScriptedBroker) -> None:
+    clock_s = [0.0]
+    with quiverlog.connect(broker.bootstrap) as client:
+        client.cluster.clock = lambda: clock_s[0]
+        stager = client.stager("app", instance=b"run", transaction_timeout=90)
+        for passed_s, count in ((0, 1), (29.9, 1), (0.1, 2), (29.9, 2)):
+            clock_s[0] += passed_s
+            stager.attempt(0).finish()
+            assert len(broker.seen(OpenTransactionRequest)) == count
+
+
+def test_an_attempt_that_is_given_up_leaves_nothing(client: Any, broker: ScriptedBroker) -> None:
+    stager = client.stager("app", instance=b"run")
+    attempt = stager.attempt(0)
+    attempt.send("a", table(1))
+    attempt.give_up()
+    attempt.give_up()
+    dropped = [stager.attempt(0)]
+    dropped[0].send("a", table(2))
+    dropped.clear()
+    gc.collect()
+    attempt = stager.attempt(0)
+    attempt.send("a", table(3))
+    assert client.commit_staged([attempt.finish()]).rows == 1
+    assert stored(broker, "a") == [3]
+
+
+def test_signs_of_life_are_those_of_an_open_attempt(broker: ScriptedBroker) -> None:
+    with quiverlog.connect(broker.bootstrap) as client:
+        stager = client.stager("app", instance=b"run", transaction_timeout=0.3)
+        attempt = stager.attempt(0)
+        until(lambda: len(broker.seen(OpenTransactionRequest)) >= 3)
+        attempt.finish()
+        core = stager._holder.staging[0]
+        assert core._life_due_us is None
+        stager.attempt(0)
+        assert core._life_due_us is not None
