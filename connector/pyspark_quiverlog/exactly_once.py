@@ -22,6 +22,7 @@ from quiverlog.errors import (
     QuiverlogError,
     SequenceTaken,
     SequenceTooOld,
+    TransactionClosed,
     TransactionFenced,
 )
 
@@ -228,8 +229,8 @@ def commit(
         return
     client = pool.client(pool.endpoint(options))
     try:
-        # Also where all tasks skipped: only the coordinator tells a micro-batch that is repeated
-        # from a second write to the sink.
+        # Also where all tasks skipped: by the epoch the coordinator distinguishes a micro-batch
+        # that is repeated from a second write to the sink.
         committed = client.commit_staged(
             staged, timeout=options.delivery_timeout, publish_timeout=PUBLISH_S_MAX
         )
@@ -267,6 +268,10 @@ def _explained(
             f"{what}: sink {name} has later micro-batches of this query. Was its checkpoint put "
             "back from a backup? Then its rows up to there are in the topic: go on with the newer "
             "checkpoint, or with a new one from the offsets that you choose."
+        )
+    if isinstance(error, TransactionClosed):
+        return TransactionClosed(
+            f"{what}: {error.message} Start the query or job again: nothing of this write remains."
         )
     if isinstance(error, TransactionFenced):
         return TransactionFenced(f"{what}: another run of the query writes to sink {name} now.")

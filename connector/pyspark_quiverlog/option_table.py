@@ -9,11 +9,11 @@ from __future__ import annotations
 import enum
 from typing import Final
 
+from quiverlog.limits import TRANSACTION_SEQUENCE_MAX
 from quiverlog.settings import Kind, Setting, SettingsTable, markdown_table
 from quiverlog.types import Durability
 
 from .option_types import (
-    LONG_MAX,
     parse_addresses,
     parse_assignment,
     parse_boolean,
@@ -448,7 +448,7 @@ _SETTINGS: Final = (
         None,
         "The number of a job's write, growing from one to the next; gaps are allowed.",
         minimum=0,
-        maximum=LONG_MAX,
+        maximum=TRANSACTION_SEQUENCE_MAX,
         label="number",
         where=Use.BATCH_WRITE,
         attribute="txn_version",

@@ -30,6 +30,7 @@ from quiverlog.errors import (
     QuiverlogError,
     SequenceTaken,
     SequenceTooOld,
+    TransactionClosed,
     TransactionFenced,
 )
 from quiverlog.types import Durability
@@ -103,6 +104,7 @@ def test_a_batch_write_is_a_transaction_of_its_own() -> None:
         (Use.STREAM_WRITE, {"txnAppId": "a"}, "`txnAppId`.* batch write.*`sinkId`"),
         (Use.STREAM_WRITE, {"txnVersion": "1"}, "`txnVersion`.* batch write.*`sinkId`"),
         (Use.BATCH_WRITE, {"txnAppId": "a", "txnVersion": "-1"}, "`txnVersion`"),
+        (Use.BATCH_WRITE, {"txnAppId": "a", "txnVersion": f"{2**63 - 1}"}, "`txnVersion`"),
         (Use.BATCH_WRITE, {"sinkId": " "}, "`sinkId`.* 1 to 249"),
         (Use.BATCH_WRITE, {"sinkId": "s" * 250}, "`sinkId`.* 1 to 249 characters, not 250"),
         (Use.BATCH_WRITE, {"txnAppId": "s" * 250, "txnVersion": "1"}, "`txnAppId`.* 1 to 249"),
@@ -132,6 +134,8 @@ def test_good_options_at_their_limits() -> None:
     assert (found.txn_version, found.delivery_mode) == (0, "exactly_once")
     name = transaction_name(found, lambda _: None, WRITER).transactional_id
     assert len(name) <= 512
+    last = options(txnAppId="a", txnVersion=f"{2**63 - 2}", **{"transaction.timeout": "1s"})
+    assert (last.txn_version, last.transaction_timeout) == (2**63 - 2, 1)
     assert options().transaction_timeout == 900
 
 
@@ -335,6 +339,7 @@ def test_a_version_without_rows_is_taken(monkeypatch: pytest.MonkeyPatch) -> Non
         (SequenceTaken("x"), "micro-batch 4 has been written to sink 'spark/q/t'.*`sinkId`"),
         (SequenceTooOld("x"), "later micro-batches of this query.*backup"),
         (TransactionFenced("x"), "another run of the query"),
+        (TransactionClosed("x"), "Start the query or job again"),
         (ConnectionFailed("x"), "x"),
     ],
 )

@@ -44,7 +44,7 @@ from quiverlog.errors import (
     TransactionFenced,
     UnknownTransactionalId,
 )
-from quiverlog.limits import TRANSACTION_ATTEMPT_BYTES
+from quiverlog.limits import TRANSACTION_ATTEMPT_BYTES, TRANSACTION_SEQUENCE_MAX
 from quiverlog.types import NO_SEQUENCE, STAGED_TOPIC, Compression, Durability
 from quiverlog.wire.transaction_messages import (
     AbortTransactionRequest,
@@ -108,6 +108,7 @@ class AsyncHolder:
         self._timeout_ms = timeout_ms
         self._instance = instance or os.urandom(_INSTANCE_BYTES)
         self._single_use = single_use
+        # Of the question, not its answer: the coordinator counts from between the two.
         self._opened_s = -math.inf
         self._has_reopened = False
         self._epoch_min = 0
@@ -698,12 +699,14 @@ class AsyncAttempt(AsyncStagedRows):
         """
         with self._hosted.lock:
             self._check_usable()
+            # No send may add rows that the report does not name.
             self._ended = "being finished"
         try:
             attempts = await self._stage()
         except BaseException:
             await self._end("given up")
             raise
+        # The commit follows, unless attempts of others are open, which show life.
         self._core.rest()
         self._ended = "finished"
         holder = self._holder
@@ -722,6 +725,7 @@ class AsyncAttempt(AsyncStagedRows):
 
     async def _end(self, how: str) -> None:
         self._ended = how
+        # The epoch goes on: attempts of other processes count.
         await self._holder.leave()
 
 
@@ -761,7 +765,7 @@ class AsyncStager:
         """Of the last transaction that had committed when the id was opened; -1: none had."""
         return self._holder.last_sequence
 
-    @checked(sequence=number(0, 2**63 - 1))
+    @checked(sequence=number(0, TRANSACTION_SEQUENCE_MAX))
     async def attempt(self, sequence: int) -> AsyncAttempt:
         """Begin to stage rows of transaction `sequence`; opens the id if that is due.
 
