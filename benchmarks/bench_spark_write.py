@@ -39,14 +39,14 @@ def run(settings: Settings) -> list[Comparison]:
         trigger_rows = settings.scaled(ROWS_PER_TRIGGER)
         batch = interleave(
             rounds,
-            lambda: _batch(batch_rows, "quiverlog", sink, client),
-            lambda: _batch(batch_rows, "bare_sink", {}, None),
+            lambda: batch_rate(batch_rows, "quiverlog", sink, client),
+            lambda: batch_rate(batch_rows, "bare_sink", {}, None),
             warmups=2,
         )
         stream = interleave(
             rounds,
-            lambda: _stream(trigger_rows, "quiverlog", sink, client),
-            lambda: _stream(trigger_rows, "bare_sink", {}, None),
+            lambda: stream_rate(trigger_rows, "quiverlog", sink, client),
+            lambda: stream_rate(trigger_rows, "bare_sink", {}, None),
         )
     return [
         Comparison(
@@ -61,7 +61,7 @@ def run(settings: Settings) -> list[Comparison]:
     ]
 
 
-def _batch(rows: int, sink: str, options: dict[str, str], client: Client | None) -> float:
+def batch_rate(rows: int, sink: str, options: dict[str, str], client: Client | None) -> float:
     frame = _columns(session().range(0, rows, 1, TASKS), "id")
     writer = frame.write.format(sink).options(**options).mode("append")
     before = _stored(client)
@@ -70,7 +70,7 @@ def _batch(rows: int, sink: str, options: dict[str, str], client: Client | None)
     return rows / seconds
 
 
-def _stream(rows: int, sink: str, options: dict[str, str], client: Client | None) -> float:
+def stream_rate(rows: int, sink: str, options: dict[str, str], client: Client | None) -> float:
     source = (
         session()
         .readStream.format("rate-micro-batch")
