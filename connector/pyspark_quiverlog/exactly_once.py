@@ -149,6 +149,7 @@ class Staging:
         """Wait until all rows are staged."""
         self._timer.cancel()
         with self._lock:
+            assert self._attempt is None or not self._skipped, "all rows of a task, or none"
             report.skipped = self._skipped
             if self._attempt is not None:
                 staged = self._attempt.finish()
@@ -171,6 +172,7 @@ class Staging:
         from quiverlog.client.transactions.questions import StagedAttempt
 
         name = self._name
+        assert self._stager is not None, "the epoch is that of an open id"
         return StagedAttempt(name.transactional_id, self._stager.epoch, name.sequence)
 
     def _show_life(self) -> None:

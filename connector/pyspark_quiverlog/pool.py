@@ -136,6 +136,7 @@ def drop_producer(found: Any) -> None:
 
 def stager(where: Endpoint, transactional_id: str, instance: bytes, **settings: Any) -> Any:
     """Return this process's stager. A task that fails must `drop_stager` it."""
+    assert instance, "one without a name would fence all others"
     key = (where, transactional_id, instance, *sorted(settings.items()))
     pool = _pool
     with pool.lock:
@@ -145,6 +146,7 @@ def stager(where: Endpoint, transactional_id: str, instance: bytes, **settings: 
                 drop_stager(next(iter(pool.stagers.values())))
             found = client(where).stager(transactional_id, instance=instance, **settings)
         pool.stagers[key] = found
+        assert len(pool.stagers) <= STAGERS_MAX
         return found
 
 

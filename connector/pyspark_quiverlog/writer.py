@@ -249,6 +249,7 @@ class Appending:
 
     def finish(self, report: TaskReport) -> None:
         """Wait for all acknowledgements."""
+        assert not report.written, "each attempt has a report of its own"
         for producer in self._producers.values():
             producer.flush()
         for topic, future in self._sent:
@@ -284,6 +285,7 @@ def _producer_settings(options: WriteOptions) -> dict[str, Any]:
 
 def _add_results(report: TaskReport, topic: str, results: list[Any]) -> None:
     for result in results:
+        assert result.rows > 0
         key = (topic, result.partition)
         known = report.written.get(key)
         if known is None:

@@ -7,6 +7,7 @@ of `tests.support.mutations`. Not here: what a client makes of them.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -107,6 +108,27 @@ def _transact(client: Any) -> None:
         transaction.abort()
 
 
+def _staged(client: Any) -> list[Any]:
+    # Each time a new run: the transaction that it repeats has committed.
+    stager = client.stager("staged", instance=os.urandom(16), timeout=REQUEST_TIMEOUT_S)
+    try:
+        attempt = stager.attempt(0)
+        attempt.send(SINK, rows(7), partition=0)
+        staged = attempt.finish()
+    finally:
+        stager.close()
+    assert staged.rows == 7
+    return [staged]
+
+
+def _commit_staged(client: Any) -> None:
+    client.commit_staged(_staged(client), timeout=REQUEST_TIMEOUT_S, publish_timeout=0.1)
+
+
+def _abort_staged(client: Any) -> None:
+    client.abort_staged(_staged(client), timeout=REQUEST_TIMEOUT_S)
+
+
 def _raw_produce(client: Any) -> None:
     data = pa.RecordBatch.from_pylist(rows(3), schema=SCHEMA)
     client.raw_produce(SINK, {0: [encode_batch(data, schema_id=1, timestamp_us=1)]})
@@ -162,6 +184,9 @@ ACTIONS: tuple[Action, ...] = (
     Action("describe_replicas", lambda c: c.describe_replicas()),
     Action("describe_producer", lambda c: c.describe_producer(0)),
     Action("transaction", _transact),
+    Action("stager", _staged),
+    Action("commit_staged", _commit_staged),
+    Action("abort_staged", _abort_staged),
     Action("transactional_id", lambda c: c.transactional_id(TRANSACTIONAL_ID)),
     Action("list_transactions", lambda c: c.list_transactions(["open"])),
     Action("describe_transaction", lambda c: _of_known(c.describe_transaction)),

@@ -44,6 +44,7 @@ ALLOWED = {
     "connector/pyspark_quiverlog/__init__.py __getattr__": "imports lock",
     "connector/pyspark_quiverlog/_compat.py _with_rows_of": "setdefault: the first one made counts",
     "connector/pyspark_quiverlog/_compat.py rows_wrapper": "finds a class of PySpark's, makes none",
+    "connector/pyspark_quiverlog/exactly_once.py _checked": "as that of routing.py",
     "connector/pyspark_quiverlog/pool.py _pool": "in a forked child, before any thread",
     "connector/pyspark_quiverlog/routing.py _checked": "a check that is made twice changes nothing",
     "connector/pyspark_quiverlog/sending.py _sent_by": "under the module's lock",

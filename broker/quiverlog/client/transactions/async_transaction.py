@@ -183,6 +183,7 @@ class AsyncHolder:
 
         Raises TransactionFenced.
         """
+        assert self.unanswered is None, "others commit what is staged here"
         silent_s = self.cluster.clock() - self._opened_s
         if self._staging is None or self._is_lost or silent_s >= self._life_us / 1_000_000:
             asked_s = self.cluster.clock()
@@ -709,6 +710,7 @@ class AsyncAttempt(AsyncStagedRows):
         # The commit follows, unless attempts of others are open, which show life.
         self._core.rest()
         self._ended = "finished"
+        assert len(attempts) <= 1, "one attempt, with all of its parts"
         holder = self._holder
         return StagedAttempt(
             holder.name,
@@ -782,6 +784,7 @@ class AsyncStager:
         if self._attempt is not None and before is None and self._holder.has_rows:
             await self.close()  # An attempt that was dropped left them.
         await self._holder.resume(self._options, self._timeout_s)
+        assert self.epoch >= 0
         attempt = AsyncAttempt(self._holder, self._options, sequence, timeout_s=self._timeout_s)
         self._attempt = weakref.ref(attempt)
         return attempt

@@ -240,6 +240,7 @@ def commit_staged(
     publish_s: float,
 ) -> Operation[CommitTransactionResponse]:
     """Commit, and wait for the publishing if the request does, for up to `publish_s` in all."""
+    assert timeout_s > 0
     begun_s = cluster.clock()
     answer: CommitTransactionResponse | None = None
     left_s = timeout_s

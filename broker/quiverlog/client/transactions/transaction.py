@@ -179,6 +179,7 @@ class Holder:
 
         Raises TransactionFenced.
         """
+        assert self.unanswered is None, "others commit what is staged here"
         silent_s = self.cluster.clock() - self._opened_s
         if self._staging is None or self._is_lost or silent_s >= self._life_us / 1_000_000:
             asked_s = self.cluster.clock()
@@ -696,6 +697,7 @@ class Attempt(StagedRows):
         # The commit follows, unless attempts of others are open, which show life.
         self._core.rest()
         self._ended = "finished"
+        assert len(attempts) <= 1, "one attempt, with all of its parts"
         holder = self._holder
         return StagedAttempt(
             holder.name,
@@ -769,6 +771,7 @@ class Stager:
         if self._attempt is not None and before is None and self._holder.has_rows:
             self.close()  # An attempt that was dropped left them.
         self._holder.resume(self._options, self._timeout_s)
+        assert self.epoch >= 0
         attempt = Attempt(self._holder, self._options, sequence, timeout_s=self._timeout_s)
         self._attempt = weakref.ref(attempt)
         return attempt

@@ -20,6 +20,7 @@ from quiverlog.client import client as client_client
 from quiverlog.client.base.arguments import checked, shown
 from quiverlog.client.consumer import consumer
 from quiverlog.client.producer import producer
+from quiverlog.client.transactions.questions import StagedAttempt
 from quiverlog.errors import InvalidArgument, QuiverlogError, SchemaMismatch
 from quiverlog.types import TopicPartition
 from quiverlog.wire import messages as m
@@ -100,6 +101,9 @@ CLIENT: dict[str, dict[str, Any]] = {
     "forget_transaction": {"transactional_id": "app"},
     "transaction": {"transactional_id": "app"},
     "transactional_id": {"transactional_id": "app"},
+    "stager": {"transactional_id": "app", "instance": b"run"},
+    "commit_staged": {"attempts": [StagedAttempt("app", 1, 0)]},
+    "abort_staged": {"attempts": [StagedAttempt("app", 1, 0)]},
     "list_topics": {},
     "metadata": {},
     "schemas": {"topic": "t"},
