@@ -388,6 +388,8 @@ class AsyncStagedRows:
         self._holder = holder
         self._options = options
         self._timeout_s = timeout_s
+        # The process that commits may have looked at the topic just now, and altered it before.
+        self._topic_age_max_s = 0.0
         self._ended = ""
         self._failure: QuiverlogError | None = None
         self._sends = 0
@@ -490,7 +492,7 @@ class AsyncStagedRows:
     async def _open(self, name: str) -> Target:
         def attempt() -> Operation[tuple[TopicInfo, Any, int]]:
             cluster = self._holder.cluster
-            topic = yield from cluster.topic(name, age_max_s=_TOPIC_AGE_MAX_S)
+            topic = yield from cluster.topic(name, age_max_s=self._topic_age_max_s)
             if topic.is_internal:
                 raise InternalTopic(f"{name!r} is an internal topic: no transaction writes it.")
             history = yield from cluster.history(topic.topic_id, name, needed_id=topic.schema_id)
@@ -559,6 +561,7 @@ class AsyncTransaction(AsyncStagedRows):
         self.previous = holder.previous
         """What became of the transaction before, whose commit had raised CommitUnknown."""
         self.result: Committed | None = None
+        self._topic_age_max_s = _TOPIC_AGE_MAX_S
         self._wait = wait
         holder.give(self)
 
