@@ -1,7 +1,8 @@
 """Publishing: committed rows go from this broker's partitions of `__staged` to their targets.
 
-Reads the rows that `Queues` names, has them renumbered by a job, and sends them to the leader of
-their target, which may be this broker. What fails is tried again for ever: the rows are committed.
+Reads the rows that `Queues` names, renumbers them, by a job where they are many, and sends them to
+the leader of their target, which may be this broker. What fails is tried again for ever: the rows
+are committed.
 
 Invariant: each piece that is taken ends once.
 """
@@ -23,7 +24,7 @@ from quiverlog.errors import (
     UnknownTopicId,
     error_from_code,
 )
-from quiverlog.limits import FORWARD_ANSWER_MS, FORWARD_READ_BYTES, FORWARD_TIMEOUT_MS
+from quiverlog.limits import FORWARD_ANSWER_MS, FORWARD_READ_BYTES, FORWARD_TIMEOUT_MS, KIB
 from quiverlog.node.assignment.lookup import Lookup
 from quiverlog.node.partitions.cold_reads import Loaded
 from quiverlog.node.partitions.replica import Replica
@@ -51,6 +52,9 @@ from quiverlog.wire.transaction_messages import (
 
 __all__ = ["Forwarding", "Source"]
 
+_AT_ONCE_BYTES: Final = 64 * KIB
+"""Staged rows that are read, verified and numbered in one turn of the loop."""
+_PIECES_PER_TURN: Final = 32
 _LOST: Final = "rows of a committed transaction are lost"
 
 
@@ -121,7 +125,10 @@ class Forwarding:
         return 0 if self.queues.finished else self.queues.next_us()
 
     def run(self, now: Now) -> None:
-        while (piece := self.queues.take(now.mono_us)) is not None:
+        for _ in range(_PIECES_PER_TURN):
+            piece = self.queues.take(now.mono_us)
+            if piece is None:
+                break
             try:
                 self._begin(piece, now)
             except Exception as error:
@@ -222,7 +229,11 @@ class Forwarding:
             self._cluster_number(),
             is_final,
         )
-        self._jobs.start(job, partial(self._renumbered, piece), Urgency.ROWS)
+        if staged.byte_count <= _AT_ONCE_BYTES:
+            # The way to a thread and back would take longer.
+            self._renumbered(piece, job.run(), None, now)
+        else:
+            self._jobs.start(job, partial(self._renumbered, piece), Urgency.ROWS)
 
     def _loaded(
         self,

@@ -1,4 +1,4 @@
-"""From rows of `__staged` to batches of their targets, in a job.
+"""From rows of `__staged` to batches of their targets.
 
 A staged row holds a whole batch of its target. Its stored checksum is verified before the publish's
 numbers go into a copy of its header and a new checksum is made: with that alone, damaged rows would
@@ -68,13 +68,14 @@ class _StagedBatch:
 
 class StagedRange:
     """Whole staged batches from `offset` to before `next_offset`, as views of the log's files. They
-    are parsed as they are needed, by jobs of one key: one after the other."""
+    are parsed as they are needed, by jobs of one key, one after the other, or on the loop."""
 
-    __slots__ = ("_parsed", "_views", "next_offset", "offset")
+    __slots__ = ("_parsed", "_views", "byte_count", "next_offset", "offset")
 
     def __init__(self, views: Sequence[memoryview], offset: int, next_offset: int) -> None:
         assert offset < next_offset
         self._views = views
+        self.byte_count = sum(map(len, views))
         self._parsed: list[tuple[BatchHeader, memoryview, _StagedBatch | None]] = []
         self.offset, self.next_offset = offset, next_offset
 

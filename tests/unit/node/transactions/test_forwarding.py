@@ -21,6 +21,7 @@ from quiverlog.limits import FORWARD_BACKOFF_MS_MIN, FORWARD_BATCHES_MAX
 from quiverlog.node.runtime.config import LISTENER_DEFAULT
 from quiverlog.node.runtime.effects import Peer, Purpose, SendToPeer
 from quiverlog.node.runtime.events import PeerClosed, ResponseReceived, Tick
+from quiverlog.node.transactions import forwarding as module
 from quiverlog.node.transactions.forwarded import check_batches
 from quiverlog.node.transactions.forwarding import Source
 from quiverlog.node.transactions.queues import Item, Publish, TargetKey
@@ -257,7 +258,10 @@ def test_rows_below_the_log_start_and_beyond_its_end_are_missing(publisher: Publ
     assert [header.base_sequence for header in publisher.headers()] == [1]
 
 
-def test_nothing_is_forwarded_after_the_source_has_stopped(publisher: Publisher) -> None:
+def test_nothing_is_forwarded_after_the_source_has_stopped(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_AT_ONCE_BYTES", 0)
     first, _ = publisher.keys
     offset = publisher.stage((first, batch_of([1])))
     publisher.node.hold_jobs = True
@@ -269,6 +273,39 @@ def test_nothing_is_forwarded_after_the_source_has_stopped(publisher: Publisher)
     assert not publisher.finished
     assert publisher.headers() == []
     assert not publisher.forwarding.queues
+
+
+@pytest.mark.parametrize(("room", "is_at_once"), [(-1, False), (0, True), (1, True)])
+def test_few_rows_are_renumbered_without_a_job(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, room: int, is_at_once: bool
+) -> None:
+    first, _ = publisher.keys
+    row = (first, batch_of([1]))
+    monkeypatch.setattr(module, "_AT_ONCE_BYTES", len(staged_batch(row)) + room)
+    offset = publisher.stage(row)
+    publisher.node.hold_jobs = True
+    publisher.publish({first: [(offset, 1)]})
+    assert bool(publisher.headers()) == is_at_once
+    publisher.node.hold_jobs = False
+    publisher.node.run_until_idle()
+    publisher.settle()
+    assert len(publisher.headers()) == len(publisher.finished) == 1
+
+
+def test_pieces_of_one_turn_are_bounded(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PIECES_PER_TURN", 1)
+    rows = [(key, batch_of([1])) for key in publisher.keys]
+    offset = publisher.stage(*rows)
+    with mock.patch.object(publisher.node, "send"):
+        publisher.publish({key: [(offset + n, 1)] for n, key in enumerate(publisher.keys)})
+    publisher.forwarding.run(publisher.node.now)
+    assert len(publisher.node.node.broker.appends.added) == 1
+    assert publisher.forwarding.next_us() == 0, "it goes on at once"
+    publisher.node.send(Tick())
+    publisher.settle()
+    assert len(publisher.finished) == 1
 
 
 # --- to another broker ---------------------------------------------------------------------------
