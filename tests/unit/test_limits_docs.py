@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quiverlog import errors, limits
+from quiverlog.core.transactions import coordinator, staged
 from scripts.limits_table import LIMITS, limits_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,3 +44,30 @@ def test_the_page_has_the_numbers() -> None:
     page = (ROOT / "docs" / "protocol.md").read_text()
     assert limits_table() in page, "run `make docs`"
     assert f"| {limits.PARTITIONS_PER_BROKER_MAX:,} | partitions of a broker" in page
+
+
+def test_the_page_of_transactions_has_its_numbers() -> None:
+    page = (ROOT / "docs" / "transactions.md").read_text()
+    table = page[page.index("## Limits") : page.index("## Watching")]
+    bounds = {
+        "a transactional id": (f"{limits.TRANSACTIONAL_ID_CHARS_MAX} characters",),
+        "attempts of a commit": (
+            f"{limits.TRANSACTION_ATTEMPTS_MAX:,}; {limits.TRANSACTION_PARTS_MAX:,} parts",
+        ),
+        "rows for one partition": (f"{2**31 - 1:,}",),
+        "staged at a broker": ("a quarter", f"{limits.STAGED_BYTES_DEFAULT_MAX // limits.GIB} GiB"),
+        "in a partition of `__staged`": (
+            f"{staged.STAGED_BATCHES_MAX:,} batches, {staged.STAGED_ATTEMPTS_MAX:,} attempts",
+            f"{staged.STAGED_ID_BYTES_MAX // limits.MIB} MiB of ids",
+        ),
+        "time without a sign of life": (
+            f"{limits.TRANSACTION_TIMEOUT_MS_DEFAULT // 60_000} minutes by default",
+        ),
+        "ids of a partition of `__transactions`": (
+            f"{coordinator.IDS_MAX:,}, of them {coordinator.SINGLE_USE_IDS_MAX:,} of single use",
+        ),
+    }
+    assert limits.STAGED_BYTES_DISK_SHARE == 4, "a quarter"
+    for what, numbers in bounds.items():
+        (row,) = [line for line in table.splitlines() if line.startswith(f"| {what} |")]
+        assert [one for one in numbers if one not in row] == [], what
