@@ -67,9 +67,9 @@ sim-bugs:  ## The table of planted bugs and the checks that catch them
 	@$(RUN_NO_JAVA) python -m tests.sim.cluster --bugs $(ARGS)
 	@$(RUN_NO_JAVA) python -m tests.sim --bugs $(ARGS)
 
-chaos:  ## Real brokers under faults from a seed: make chaos MINUTES=10 SEED=7
-	@scripts/setup.sh
-	@$(RUN_NO_JAVA) python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+chaos:  ## Real brokers under faults from a seed: make chaos MINUTES=10 SEED=7 (ARGS=--sink: Spark's sink)
+	@scripts/setup.sh $(if $(findstring --sink,$(ARGS)),--java)
+	@$(if $(findstring --sink,$(ARGS)),$(RUN),$(RUN_NO_JAVA)) python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 failover:  ## How long writes stand still when their leader is killed: make failover KILLS=30
 	@scripts/setup.sh

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
@@ -32,6 +33,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1.0, help="of faults (default 1)")
     parser.add_argument("--kills", type=int, default=0, help="instead: kill the leader so often")
     parser.add_argument("--steady", action="store_true", help="instead: full load, no fault")
+    parser.add_argument("--sink", action="store_true", help="instead: Spark's sink, exactly once")
+    parser.add_argument("--case", default="", help="of --sink: only points with this in their name")
+    parser.add_argument("--mode", default="exactly_once", help="of --case: at_least_once fails")
     parser.add_argument("--schedule", action="store_true", help="print the faults, run nothing")
     parser.add_argument("--runs", type=int, default=1, help="with seeds that follow one another")
     parser.add_argument("--no-mounts", action="store_true", help="full disks by RLIMIT_FSIZE")
@@ -76,6 +80,8 @@ def main(argv: list[str]) -> int:
             quiet = runner.run(steady(duration_s, on_step))
         print(quiet.text())
         return 1 if quiet.problems else 0
+    if options.sink:
+        return _sink(first, duration_s, options, on_step)
     failures = 0
     for seed in range(first, first + options.runs):
         print(f"python -m tests.chaos --seed {seed} --minutes {options.minutes:g}", flush=True)
@@ -86,6 +92,23 @@ def main(argv: list[str]) -> int:
         print(report.text(), flush=True)
         failures += bool(report.verdict.problems)
     return 1 if failures else 0
+
+
+def _sink(
+    seed: int, duration_s: float, options: argparse.Namespace, on_step: Callable[[str], None]
+) -> int:
+    """Each point once, then `duration_s` of kills (with `case`: the points alone)."""
+    from .sink import points, stateful  # PySpark comes with it
+
+    problems = points(on_step, options.case, options.mode)
+    if not options.case:
+        print(f"python -m tests.chaos --sink --seed {seed} --minutes {duration_s / 60:g}")
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            found = runner.run(stateful(seed, duration_s, on_step))
+        print(found.text())
+        problems += found.problems
+    print("FAILED" if problems else "every row once")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ SPARK_HOME = Path(pyspark.__file__).parent
 SITE_PACKAGES = SPARK_HOME.parent
 JAVA = Path(os.environ.get("JAVA_HOME", "/usr")) / "bin" / "java"
 STARTS_S_MAX = 120
+HOST = "127.0.0.1"
 
 QUIVERLOG = ("quiverlog", "pyspark_quiverlog", "msgspec", "fastcrc")
 """What the driver has and the environments of the workers do not."""
@@ -65,23 +66,30 @@ def archive(directory: Path) -> Path:
 
 
 @contextlib.contextmanager
-def running_cluster(directory: Path) -> Iterator[str]:
-    """The address of a master that has one worker of two cores."""
-    with _java(directory, "master", "master.Master", "--port", "0") as log:
+def running_cluster(directory: Path, hosts: Sequence[str] = (HOST,)) -> Iterator[str]:
+    """The address of a master that has one worker of two cores for each host.
+
+    Spark starts a speculative attempt on another host only; 127.0.0.2 is one.
+    """
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(_java(directory, "master", "master.Master", "--port", "0"))
         address = _seen(log, r"Starting Spark master at (spark://[\d.:]+)")
-        resources = ("--cores", "2", "--memory", "1g", "--work-dir", str(directory / "work"))
-        with _java(directory, "worker", "worker.Worker", *resources, address) as log:
-            _seen(log, r"(Successfully registered) with master")
-            yield address
+        for host in hosts:
+            resources = ("--cores", "2", "--memory", "1g", "--work-dir", str(directory / "work"))
+            worker = _java(
+                directory, f"worker-{host}", "worker.Worker", *resources, address, host=host
+            )
+            _seen(stack.enter_context(worker), r"(Successfully registered) with master")
+        yield address
 
 
 @contextlib.contextmanager
-def _java(directory: Path, name: str, main: str, *words: str) -> Iterator[Path]:
+def _java(directory: Path, name: str, main: str, *words: str, host: str = HOST) -> Iterator[Path]:
     log = directory / f"{name}.log"
     command: Sequence[str] = (
         *(str(JAVA), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m"),
         *("-cp", f"{SPARK_HOME}/jars/*", f"org.apache.spark.deploy.{main}"),
-        *("--host", "127.0.0.1", "--webui-port", "0", *words),
+        *("--host", host, "--webui-port", "0", *words),
     )
     # Not the test's: a worker's machine has no virtual environment on its PATH.
     environment = {
@@ -90,7 +98,7 @@ def _java(directory: Path, name: str, main: str, *words: str) -> Iterator[Path]:
         "JAVA_HOME": str(JAVA.parent.parent),
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_SCALA_VERSION": "2.13",
-        "SPARK_LOCAL_HOSTNAME": "127.0.0.1",
+        "SPARK_LOCAL_HOSTNAME": host,
     }
     with (
         log.open("wb") as output,
