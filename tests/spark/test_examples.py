@@ -14,6 +14,7 @@ from tests.support.spark import environment
 pytestmark = [pytest.mark.spark, pytest.mark.process]
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 EXPECTED = {"spark_batch.py": "1000 rows in", "spark_stream.py": "12:00   60 orders    270.00"}
+KILLING = "spark_exactly_once.py"
 
 # One program after the other in one interpreter: the second finds a warm JVM.
 RUN = """
@@ -26,7 +27,7 @@ for program in programs:
 
 
 def test_every_spark_example_is_run_here() -> None:
-    assert {path.name for path in EXAMPLES.glob("spark_*.py")} == set(EXPECTED)
+    assert {path.name for path in EXAMPLES.glob("spark_*.py")} == {*EXPECTED, KILLING}
 
 
 @pytest.mark.long
@@ -46,3 +47,20 @@ def test_the_examples_work_as_described(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     for expected in EXPECTED.values():
         assert expected in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_the_example_that_kills_its_driver(tmp_path: Path) -> None:
+    with BrokerProcess() as broker:
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLES / KILLING), broker.bootstrap, "1"],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=380,
+            check=False,
+        )
+    assert "killed 1 times: 40000 rows, 0 lost, 0 there twice" in done.stdout, done.stderr[-3000:]
+    assert done.returncode == 0
