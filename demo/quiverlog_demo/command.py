@@ -82,9 +82,9 @@ def demo(
 
     Starts brokers in a temporary directory, creates typed topics, replays the flights, lets Spark
     join them with weather and airlines as a stream and sum up delays per carrier and day into the
-    topic `delays`, reads that back, prints and draws it, and checks every number against the same
-    sums done by pyarrow alone. Exit code 5 if any differs. Needs quiverlog[broker,spark,demo] and
-    Java 17 or newer.
+    topic `delays`, kills Spark in a micro-batch and starts it again, reads that back, prints and
+    draws it, and checks every number against the same sums done by pyarrow alone. Exit code 5 if
+    any differs. Needs quiverlog[broker,spark,demo] and Java 17 or newer.
     """
     from quiverlog_demo.run import DemoOptions, run_demo
 

@@ -84,7 +84,7 @@ class SparkQuery:
         command = [sys.executable, "-m", "quiverlog_demo.query", "--bootstrap", bootstrap]
         command += ["--work-dir", str(directory), "--rows", str(rows)]
         command += ["--rows-per-batch", str(rows_per_batch), "--fetch-from", fetch_from]
-        with self.log.open("wb") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -92,7 +92,12 @@ class SparkQuery:
                 stderr=log,
                 text=True,
                 # Spark looks for data sources in the workers' interpreter.
-                env=_environment(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1"),
+                env=_environment(
+                    PYSPARK_PYTHON=sys.executable,
+                    SPARK_LOCAL_IP="127.0.0.1",
+                    # A run is too short to pay for what the JVM compiles for long ones.
+                    SPARK_SUBMIT_OPTS="-XX:TieredStopAtLevel=1",
+                ),
                 start_new_session=True,
             )
         self._lines = _Lines(self._process)

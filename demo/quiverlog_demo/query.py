@@ -33,6 +33,7 @@ DAY_BEGINS = "5 hours"
 time: windows that begin at 05:00 UTC are calendar days, in summer too."""
 
 LATE_MIN = 15
+CHECKPOINT = "checkpoint"
 POLL_S = 0.1
 
 
@@ -116,20 +117,38 @@ def start_query(
         .writeStream.format("quiverlog")
         .option("bootstrap.servers", bootstrap)
         .option("topic", "delays")
-        .option("checkpointLocation", str(work_dir / "checkpoint"))
+        .option("checkpointLocation", str(work_dir / CHECKPOINT))
         .outputMode("append")
         .queryName("delays")
         .start()
     )
 
 
-class Progress:
-    """Reports each micro-batch once; sums up rows and times."""
+def rows_read(offsets: str) -> int:
+    """Return the rows of `flights` before these offsets, which Spark keeps as JSON."""
+    partitions = json.loads(offsets)["topics"]["flights"]["partitions"]
+    return sum(position[0] for position in partitions.values())
 
-    def __init__(self, query: StreamingQuery) -> None:
+
+def rows_committed(checkpoint: Path) -> int:
+    """Return the rows of all micro-batches that runs before this one have committed."""
+    committed = [int(path.name) for path in checkpoint.glob("commits/[0-9]*")]
+    if not committed:
+        return 0
+    lines = (checkpoint / "offsets" / str(max(committed))).read_text().splitlines()
+    return rows_read(next(line for line in lines if '"topics"' in line))
+
+
+class Progress:
+    """Reports each micro-batch once; sums up rows and times of this run.
+
+    `rows_in`: of all runs.
+    """
+
+    def __init__(self, query: StreamingQuery, rows_before: int) -> None:
         self._query = query
         self._reported = -1
-        self.rows_in = 0
+        self.rows_in = rows_before
         self.rows_late = 0
         self.batches = 0
         self.busy_s = 0.0
@@ -158,7 +177,7 @@ class Progress:
 
     def _add(self, progress: Any) -> None:
         self.batches += 1
-        self.rows_in += progress.numInputRows
+        self.rows_in = rows_read(progress.sources[0].endOffset)
         self.rows_late += sum(s.numRowsDroppedByWatermark for s in progress.stateOperators)
         seconds = progress.durationMs["triggerExecution"] / 1000
         self.busy_s += seconds
@@ -171,9 +190,18 @@ class Progress:
             "batch",
             batch=progress.batchId,
             rows=progress.numInputRows,
-            rows_in=self.rows_in,
             watermark=progress.eventTime.get("watermark"),
+            **self.sums(),
         )
+
+    def sums(self) -> dict[str, Any]:
+        """Return what events report of the run so far."""
+        return {
+            "busy_seconds": self.busy_s,
+            "batches": self.batches,
+            "rows_in": self.rows_in,
+            "rows_late": self.rows_late,
+        }
 
     def wait_for_rows(self, rows: int) -> None:
         """Return when at least `rows` rows were read."""
@@ -189,10 +217,11 @@ def main(arguments: list[str] | None = None) -> int:
     spark = session(work_dir, cores=options.cores)
     try:
         report_event("spark", version=spark.version, seconds=time.monotonic() - began_s)
+        rows_before = rows_committed(work_dir / CHECKPOINT)
         query = start_query(
             spark, options.bootstrap, work_dir, options.rows_per_batch, options.fetch_from
         )
-        progress = Progress(query)
+        progress = Progress(query, rows_before)
         started_s = time.monotonic()
         progress.wait_for_rows(options.rows)
         report_event("caught_up", seconds=time.monotonic() - started_s)
@@ -203,12 +232,9 @@ def main(arguments: list[str] | None = None) -> int:
         report_event(
             "done",
             seconds=time.monotonic() - started_s,
-            busy_seconds=progress.busy_s,
             first_seconds=progress.first_s,
             warm_rows_per_s=progress.warm_rows_per_s,
-            batches=progress.batches,
-            rows_in=progress.rows_in,
-            rows_late=progress.rows_late,
+            **progress.sums(),
         )
         query.stop()
     finally:

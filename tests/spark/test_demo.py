@@ -77,6 +77,7 @@ def test_a_part_of_the_year_comes_back_as_pyarrow_works_it_out(tmp_path: Path):
         assert spark["rows_out"] == back["rows_out"] == result["groups"]
         assert result["spark"]["rows_late"] == 0
         assert result["spark"]["batches"] >= FLIGHTS // 2000
+        assert "Killed Spark in a micro-batch" in done.stderr
         assert plot.read_bytes().startswith(b"\x89PNG")
         assert directory.is_dir()
         with connect(address) as client:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, date, datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -22,6 +24,7 @@ from quiverlog_demo.flights import (
     closing_flight,
     load_tables,
 )
+from quiverlog_demo.query import rows_committed
 
 HOUR = datetime(2013, 3, 5, 15, tzinfo=UTC)
 
@@ -174,3 +177,17 @@ def test_a_group_too_many_is_named():
     expected = aggregate(flights_of(flight()), weather_of(), AIRLINE_TABLE)
     more = aggregate(flights_of(flight(), flight(day=6)), weather_of(), AIRLINE_TABLE)
     assert differences(more, expected) == ["AA 2013-03-06: should not be there"]
+
+
+def test_a_run_goes_on_behind_what_runs_before_it_have_committed(tmp_path: Path) -> None:
+    assert rows_committed(tmp_path) == 0
+    for directory in ("offsets", "commits"):
+        (tmp_path / directory).mkdir()
+    for batch, read in enumerate((3, 70, 900)):
+        partitions = {"0": [read, 0], "1": [read + 1, 0]}
+        offset = {"v": 1, "topics": {"flights": {"id": "a", "partitions": partitions}}}
+        lines = ["v1", '{"batchWatermarkMs":0}', json.dumps(offset)]
+        (tmp_path / "offsets" / str(batch)).write_text("\n".join(lines))
+    for name in ("0", "1", ".1.crc"):
+        (tmp_path / "commits" / name).touch()
+    assert rows_committed(tmp_path) == 141
