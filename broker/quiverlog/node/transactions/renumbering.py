@@ -131,7 +131,11 @@ class RenumberJob:
         for item in (self.items[at] for at in self.which):
             if item.offset >= self.staged.next_offset:
                 break
-            batch = self._numbered(item)
+            view = self._find(item)
+            # Before its checksums: the next piece would make them again.
+            if batches and view is not None and byte_count + len(view) > FORWARD_PIECE_BYTES:
+                break
+            batch = None if view is None else self._numbered(item, view)
             if batch is None:
                 if batches:
                     break  # The next piece begins with rows that are missing.
@@ -140,9 +144,6 @@ class RenumberJob:
                 missing_count += item.row_count
             else:
                 byte_count += batch.header.total_bytes
-                if batches and byte_count > FORWARD_PIECE_BYTES:
-                    byte_count -= batch.header.total_bytes
-                    break
                 if batches:
                     last = batches[-1].header
                     assert last.base_sequence + last.row_count == item.base_sequence, "no gap"
@@ -151,12 +152,14 @@ class RenumberJob:
         assert count, "the range has the first row"
         return Renumbered(batches, count, byte_count, missing_count)
 
-    def _numbered(self, item: Item) -> Numbered | None:
+    def _find(self, item: Item) -> memoryview | None:
         try:
-            view = self.staged.find(item, self.target)
+            return self.staged.find(item, self.target)
         except CorruptBatch:
             return None
-        if view is None or len(view) < BATCH_HEADER_BYTES:
+
+    def _numbered(self, item: Item, view: memoryview) -> Numbered | None:
+        if len(view) < BATCH_HEADER_BYTES:
             return None
         header = BatchHeader.unpack(view)
         # Before the checksum, which would cover other bytes.

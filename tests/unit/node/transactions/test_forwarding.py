@@ -22,6 +22,7 @@ from quiverlog.node.runtime.config import LISTENER_DEFAULT
 from quiverlog.node.runtime.effects import Peer, Purpose, SendToPeer
 from quiverlog.node.runtime.events import PeerClosed, ResponseReceived, Tick
 from quiverlog.node.transactions import forwarding as module
+from quiverlog.node.transactions import renumbering
 from quiverlog.node.transactions.forwarded import check_batches
 from quiverlog.node.transactions.forwarding import Source
 from quiverlog.node.transactions.queues import Item, Publish, TargetKey
@@ -33,6 +34,7 @@ from tests.support.batches import encode_data
 from tests.support.node import NodeDriver, batch_of
 
 SCHEMA = INTERNAL_TOPICS[STAGED].schema
+run = renumbering.RenumberJob.run
 FLUSHED, REPLICATED = Durability.FLUSHED, Durability.REPLICATED
 
 
@@ -128,6 +130,27 @@ def test_rows_reach_their_targets_with_the_numbers_of_the_publish(
         assert bytes(view[64:]) == bytes(sent[64:]), "the rows are not touched"
         assert header.timestamp_max_us == BatchHeader.unpack(sent).timestamp_max_us
     assert publisher.forwarding.queues.byte_count == 0
+
+
+@pytest.mark.parametrize(("more", "pieces"), [(-1, 4), (0, 2), (1, 2)])
+def test_each_batch_is_numbered_once_whatever_fits_a_piece(
+    publisher: Publisher, more: int, pieces: int
+) -> None:
+    """Its checksums cost what its bytes cost: the one that is too much is left to the next."""
+    (key, _) = publisher.keys
+    inner = batch_of([1, 2])
+    first = publisher.stage(*[(key, inner)] * 4)
+    with (
+        mock.patch.object(renumbering, "FORWARD_PIECE_BYTES", 2 * len(inner) + more),
+        mock.patch.object(renumbering, "number", wraps=renumbering.number) as numbered,
+        mock.patch.object(renumbering.RenumberJob, "run", autospec=True, side_effect=run) as job,
+    ):
+        publish = publisher.publish({key: [(first + at, 2) for at in range(4)]})
+        publisher.settle()
+    assert publisher.finished == [publish]
+    assert publish.ends == {key: 8}
+    assert numbered.call_count == 4
+    assert job.call_count == pieces
 
 
 def test_a_publish_that_is_sent_again_is_stored_once(publisher: Publisher) -> None:
