@@ -59,9 +59,7 @@ class Holder:
         self._sequences = itertools.count(1)
         self.name = name or f"benchmark-{secrets.token_hex(4)}"
         self._make_topics()
-        partition = crc32c(self.name.encode()) % TRANSACTIONS_PARTITIONS
-        info = client.metadata([TRANSACTIONS]).topics[TRANSACTIONS]
-        self._coordinator = info.partitions[partition].leader
+        self._partition = crc32c(self.name.encode()) % TRANSACTIONS_PARTITIONS
         until(self.is_open, "the coordinator serves", every_seconds=0.2)
 
     def load(self, node_id: int) -> Load:
@@ -92,6 +90,10 @@ class Holder:
 
     def is_open(self) -> bool:
         """Open it, or show that it lives."""
+        info = self._client.metadata([TRANSACTIONS]).topics[TRANSACTIONS]
+        self._coordinator = info.partitions[self._partition].leader
+        if self._coordinator < 0:
+            return False
         response = self._open(self._coordinator)
         self.epoch = response.epoch
         return not response.error_code
