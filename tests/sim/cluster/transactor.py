@@ -225,11 +225,11 @@ class QueryLife(_Staging):
         task = AsyncTransaction(holder, complete, timeout_s=self.timeout_s, wait="decided")
         try:
             await self.send_some(task, attempt)
-            request = await task._staged()
+            attempts = await task._stage()
         finally:
             task._ended = "over"
             await holder.leave()
-        return request.attempts[0] if request.attempts else None
+        return attempts[0] if attempts else None
 
     async def _commit(
         self, epoch: int, last: int, winners: list[tuple[Attempt, CommittedAttempt]]
