@@ -181,5 +181,14 @@ def test_the_room_of_brokers_that_stage_nothing_is_left_out() -> None:
     assert [(one.broker, len(one.waits)) for one in rooms] == [(1, 0), (3, 1)]
 
 
+def test_partitions_that_a_broker_cannot_use_are_those_of_its_room() -> None:
+    odd = t.UnservedPartition("__staged", 5, "rows 7 to 7")
+    rooms, _ = ask(
+        overview.describe_staging(CLUSTER),
+        {(1, ""): described(1), (2, ""): described(2, unserved=[odd]), (3, ""): described(3)},
+    )
+    assert [(one.broker, one.unserved) for one in rooms] == [(2, ("__staged-5: rows 7 to 7",))]
+
+
 def test_names_of_states_are_those_of_the_wire() -> None:
     assert {int(one): one.name.lower() for one in State} == overview._NAME_OF
