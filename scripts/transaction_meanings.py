@@ -52,8 +52,8 @@ TRANSACTIONS: Final[dict[str, str]] = {
     "ForwardResult.end_offset": "offset after the last of these rows",
     "ListTransactionsRequest.states": "0 open, 1 deciding, 2 publishing, 3 closed; nil: all",
     "OpenTransactionRequest.single_use": "true: the id is forgotten an hour after its commit",
-    "OpenTransactionRequest.timeout_ms": "after this time without an OPEN_TRANSACTION the cluster"
-    " may end it; 1 to 86,400,000 (a day)",
+    "OpenTransactionRequest.timeout_ms": "after this time without OPEN_TRANSACTION or COMMIT"
+    " the cluster may end it; 1 to 86,400,000 (a day)",
     "OpenTransactionResponse.epoch": "of this instance: each request names it",
     "OpenTransactionResponse.is_publishing": "the last one is decided and not yet in its topics",
     "PublishRequest.attempts": "those that count",

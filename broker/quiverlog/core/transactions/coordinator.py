@@ -210,8 +210,10 @@ class Coordinator:
         if isinstance(change, Forgotten):
             state = self.applied.pop(tid, None)
             self.open_count -= _is_open(state)
-            for moments in (self._seen_us, self._opened_us, self._committed_us):
-                moments.pop(tid, None)
+            # Its next life may have begun: it was opened while this record became safe.
+            if self._find(tid) is None:
+                for moments in self._moments():
+                    moments.pop(tid, None)
             if state is not None:
                 self._forgotten_epoch = max(self._forgotten_epoch, state.epoch)
         elif not isinstance(change, _OF_SNAPSHOTS):
@@ -264,6 +266,12 @@ class Coordinator:
         self._overlay.clear()
         self._pended_forgotten_epoch = self._forgotten_epoch
         self._recount()
+        for moments in self._moments():
+            for tid in moments.keys() - self.applied.keys():
+                del moments[tid]
+
+    def _moments(self) -> tuple[dict[str, int], ...]:
+        return self._seen_us, self._opened_us, self._committed_us
 
     def _recount(self) -> None:
         # Seldom: after a replay, and where an append has failed.

@@ -325,8 +325,10 @@ class Coordinators:
         opening = machine.open(
             tid, request.instance, client_id, request.timeout_ms, request.single_use, call.now
         )
+        is_waiting = machine.is_waiting_to_open(tid)
+        recorded = _recorded(hosted, is_waiting, opening.records, call.now)
         machine.sign_of_life(tid, call.now)
-        yield _recorded(hosted, machine.is_waiting_to_open(tid), opening.records, call.now)
+        yield recorded
         return OpenTransactionResponse(
             epoch=opening.epoch,
             last_sequence=opening.last_sequence,
@@ -379,6 +381,7 @@ class Coordinators:
         while True:
             hosted, machine = self._ask(tid)
             standing = machine.check_commit(tid, request.epoch, request.sequence, digest)
+            machine.sign_of_life(tid, call.now)
             if standing.kind is Standings.COMMITTED_BEFORE:
                 assert standing.last is not None
                 yield _recorded(hosted, machine.is_waiting(tid), [], call.now)
