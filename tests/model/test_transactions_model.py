@@ -22,7 +22,7 @@ STAGED = "core.transactions.staged:Staged"
 PUBLISHES = "core.partition.publishes:Publishes"
 WORLD = "tests.support.transaction_world"
 
-BUGS: dict[str, Mutation] = {
+BUGS: dict[str, Mutation | tuple[Mutation, ...]] = {
     "no new epoch at open": Mutation(
         f"{COORDINATOR}:Coordinator.open", "else state.epoch)", "else state.epoch - 1)"
     ),
@@ -60,6 +60,17 @@ BUGS: dict[str, Mutation] = {
         "return Aborting([_closing(tid, state)], had_committed)",
         "return Aborting([], had_committed)",
     ),
+    "a forgotten id begins at epoch 1": Mutation(
+        f"{COORDINATOR}:Coordinator.open", "self._pended_forgotten_epoch if state", "0 if state"
+    ),
+    "a clock that is set forgets ids of single use": Mutation(
+        f"{COORDINATOR}:Coordinator._is_expired",
+        "now.mono_us - committed_us",
+        "now.wall_us - state.last.committed_us",
+    ),
+    "a new life has no sign of life": Mutation(
+        f"{COORDINATOR}:Coordinator._apply_one", "if self._find(tid) is None:", "if True:"
+    ),
     "staged rows of other epochs count": Mutation(
         f"{STAGED}._transaction_slot", "holder, key.epoch, key.sequence", "holder, 0, key.sequence"
     ),
@@ -81,7 +92,37 @@ BUGS: dict[str, Mutation] = {
     "a later publish overtakes": Mutation(
         "node.transactions.queues:Piece.__init__", "line.parts[0]", "line.parts[-1]"
     ),
-    # The few lines of shell that the world has.
+    "the publisher forgets pieces that were acknowledged": Mutation(
+        "node.transactions.queues:Queues.go_back",
+        "expected < piece.sequence",
+        "piece.line.safe_sequence <= expected < piece.sequence",
+    ),
+    "publishes are evicted like producers": Mutation(
+        f"{PUBLISHES}._put",
+        "len(table) > PUBLISH_STATES_MAX:",
+        "len(table) > 1 and not table.pop(next(iter(table))):",
+    ),
+    # The few lines of shell that the world has, and a program's.
+    "a snapshot without its end is believed": (
+        Mutation(
+            f"{WORLD}:Coordinating.snapshot",
+            "self._propose(self.core.capture(), trim)",
+            "[self._propose([one], trim) for one in self.core.capture()]",
+        ),
+        Mutation(
+            f"{COORDINATOR}:Coordinator.begin",
+            "if self._is_loading:",
+            "if self._is_loading and self._finish_loading():",
+        ),
+    ),
+    "a commit is no sign of life": Mutation(
+        f"{WORLD}:Coordinating._may_commit", "self.core.sign_of_life(tid, self.moment)", "pass"
+    ),
+    "skipped tasks, and no COMMIT": Mutation(
+        "tests.support.transaction_programs:Run._opened",
+        "self._commit()",
+        "self._committed(turn, (), None)",
+    ),
     "decided without COUNT_STAGED": Mutation(
         f"{WORLD}:Coordinating.commit",
         "for number in list(asking.left):",
@@ -172,5 +213,6 @@ def test_every_transaction_is_published_once_or_never(first: int) -> None:
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_noticed(bug: str) -> None:
-    with planted((BUGS[bug],)):
+    changed = BUGS[bug]
+    with planted(changed if isinstance(changed, tuple) else (changed,)):
         assert _is_noticed(run_world), bug

@@ -1,26 +1,43 @@
-"""Programs that use transactions in a `TransactionWorld`, and what they were promised.
+"""Programs that use transactions in a `TransactionWorld`, and what becomes of them.
 
 A query repeats a batch under its number after a crash, with other rows, tasks that run twice, and
-zombies of earlier runs. A program chooses its sequences, aborts at times, and remembers the answer
-of each commit.
+zombies of earlier runs; at times it writes a batch twice in one run, which is a mistake. A program
+chooses its sequences, aborts at times, and remembers the answer of each commit. A batch write has
+an id of single use. All of them rest at times for longer than an id is remembered.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any, Final
+from unittest import mock
 
-from quiverlog.core.transactions.coordinator import OLD_INSTANCES_MAX
-from quiverlog.core.transactions.records import Committed, Opened
+from quiverlog.core.transactions import coordinator
+from quiverlog.core.transactions.staged import Key
 from quiverlog.core.transactions.staged_rows import StagedRow
-from quiverlog.errors import SequenceTooOld, TransactionClosed, TransactionFenced
+from quiverlog.errors import (
+    SequenceTaken,
+    SequenceTooOld,
+    TransactionClosed,
+    TransactionFenced,
+    UnknownTransactionalId,
+)
 
-from .transaction_world import LOST, STAGING, TARGETS, TransactionWorld, Violation
+from .transaction_checks import check
+from .transaction_world import (
+    LOST,
+    SINGLE_USE_TICKS,
+    STAGING,
+    TARGETS,
+    Name,
+    TransactionWorld,
+    Violation,
+)
 
-__all__ = ["App", "check", "run_world"]
+__all__ = ["App", "run_world"]
 
 TOPIC: Final = b"t" * 16
 _AGAIN: Final = 30
+_LIFE: Final = 10
 _CALM: Final = 9
 """Transactions of an application in the calm after all faults: work goes on."""
 
@@ -29,14 +46,23 @@ class App:
     """One transactional id, over all runs that use it."""
 
     def __init__(
-        self, world: TransactionWorld, tid: str, *, is_query: bool, begins_at: int = 0
+        self,
+        world: TransactionWorld,
+        tid: str,
+        *,
+        is_query: bool = False,
+        is_batch: bool = False,
+        begins_at: int = 0,
     ) -> None:
         self.world = world
         self.tid = tid
         self.is_query = is_query
+        self.is_batch = is_batch
         self.next = 0  # The checkpoint of a query, which is atomic.
-        self.committed: dict[int, tuple[bytes, ...]] = {}
+        self.committed: set[tuple[int, tuple[bytes, ...]]] = set()
         self.aborted: set[bytes] = set()
+        # Second writes of a query's batch in one run that were answered like the first.
+        self.twice: dict[Key, tuple[bytes, ...]] = {}
         self.calm_count = 0
         self.run_count = 0
         # A query that looks at the last sequence first, or leaves it to the commit.
@@ -46,13 +72,14 @@ class App:
         world.after(begins_at, self.start)
 
     def start(self) -> None:
-        if not self.stopped:
+        # A batch write that is run again has another id.
+        if not self.stopped and not (self.is_batch and self.run_count):
             self.run_count += 1
             self.newest = Run(self, f"{self.tid}/{self.run_count}".encode())
 
     def ended(self, run: Run) -> None:
         if run is self.newest:
-            self.world.after(10, self.start)
+            self.world.after(10 + self.world.rest(0.1), self.start)
 
     def crash(self) -> None:
         # Half of them go on beside the next.
@@ -62,7 +89,7 @@ class App:
 
     @property
     def is_calm_done(self) -> bool:
-        return not self.world.chaos and self.calm_count >= _CALM
+        return self.is_batch or (not self.world.chaos and self.calm_count >= _CALM)
 
 
 class Run:
@@ -74,14 +101,24 @@ class Run:
         self.turn = 0
         self.sequence = app.next
         self._begin()
+        if app.is_batch:
+            self._live()
 
-    def _begin(self) -> None:
-        if self.app.is_calm_done:
-            return
+    def _live(self) -> None:
+        """Signs of life. Queries and programs open again soon."""
+        if not self.is_dead:
+            self.world.coordinators.ask("open", self.app.tid, self.instance, True, lambda *_: None)
+            self.world.after(_LIFE, self._live)
+
+    def _begin(self, wrote: Key | None = None) -> None:
+        """`wrote`: what this run has written of the batch before; then it writes it again."""
         self.turn += 1
+        if self.app.is_calm_done and not self.app.is_batch:
+            return
+        self.wrote = wrote
         self.epoch = -1
         self.attempts: dict[bytes, dict[int, Any]] = {}
-        self.missing: set[Any] = set()
+        self.missing: set[Name] = set()
         self._repeat(self._open, self.turn)
 
     def _repeat(self, step: Any, turn: int, while_: Any = None) -> None:
@@ -90,6 +127,10 @@ class Run:
             return
         step()
         self.world.after(_AGAIN, self._repeat, step, turn, while_)
+
+    @property
+    def key(self) -> Key:
+        return Key(self.app.tid, self.epoch, self.sequence)
 
     def die(self) -> None:
         if not self.is_dead:
@@ -101,7 +142,7 @@ class Run:
         turn = self.turn
         if self.epoch < 0:
             self.world.coordinators.ask(
-                "open", self.app.tid, self.instance, False,
+                "open", self.app.tid, self.instance, self.app.is_batch,
                 lambda *answer: self._opened(turn, *answer),
             )  # fmt: skip
 
@@ -112,15 +153,18 @@ class Run:
             self.die()
             return
         self.epoch = epoch
-        if not self.app.is_query:
-            self.sequence = max(self.sequence, last + 1 + self.world.rng.choice((0, 0, 3)))
-        elif last >= self.sequence and self.app.skips:
+        if self.app.is_query and last >= self.sequence and self.app.skips:
+            # Tasks take their rows and stage nothing.
             self._commit()
             return
+        if not self.app.is_query and not self.app.is_batch:
+            self.sequence = max(self.sequence, last + 1 + self.world.rng.choice((0, 0, 3)))
         self._stage_all()
 
     def _stage_all(self) -> None:
         rng = self.world.rng
+        # Many batches for one partition go in several pieces.
+        only = (rng.randrange(STAGING), rng.randrange(TARGETS)) if rng.random() < 0.2 else None
         for task in range(rng.randint(0, 3) if self.app.is_query else 1):
             tries = rng.choice((1, 1, 2)) if self.app.is_query else 1
             for number in range(tries):
@@ -128,12 +172,12 @@ class Run:
                 wins = number == tries - 1
                 if wins:
                     self.attempts[attempt] = {}
-                for batch in range(rng.randint(0, 3)):
-                    place = rng.randrange(STAGING)
-                    name = (self.app.tid, self.sequence, attempt, task, batch, place)
+                for batch in range(rng.randint(0, 6 if only else 3)):
+                    place, target = only or (rng.randrange(STAGING), rng.randrange(TARGETS))
+                    name = Name(self.key, self.instance, attempt, task, batch, place)
                     row = StagedRow(
                         self.app.tid, self.epoch, self.sequence, attempt, TOPIC,
-                        rng.randrange(TARGETS), rng.randint(1, 5), 100,
+                        target, rng.randint(1, 5), 100,
                     )  # fmt: skip
                     if wins:
                         self.missing.add(name)
@@ -141,7 +185,7 @@ class Run:
                         self._stage(place, name, row, self.turn)
         self._commit_when_staged()
 
-    def _stage(self, place: int, name: Any, row: StagedRow, turn: int) -> None:
+    def _stage(self, place: int, name: Name, row: StagedRow, turn: int) -> None:
         self._repeat(
             lambda: self.world.staging[place].ask(
                 "stage", name, row, lambda p, o: self._staged(turn, name, row, p, o)
@@ -150,7 +194,9 @@ class Run:
             lambda: name in self.missing,
         )
 
-    def _staged(self, turn: int, name: Any, row: StagedRow, place: int, offset: int | None) -> None:
+    def _staged(
+        self, turn: int, name: Name, row: StagedRow, place: int, offset: int | None
+    ) -> None:
         if self.is_dead or turn != self.turn or name not in self.missing:
             return
         if offset is None:
@@ -168,8 +214,16 @@ class Run:
             return
         if not self.app.is_query and self.world.chaos and self.world.rng.random() < 0.15:
             self._abort()
-        else:
-            self._commit()
+            return
+        rest = self.world.rest(0.02)
+        if rest:
+            self.world.after(rest, self._repeat, self._commit, self.turn)
+            return
+        if self.world.chaos and self.world.rng.random() < 0.02:
+            # By command: while it is counted, decided, or published.
+            delay = self.world.rng.randint(1, 20)
+            self.world.after(delay, lambda: self.world.coordinators.present.forget(self.app.tid))
+        self._commit()
 
     # --- end -----------------------------------------------------------------------------------
     def _commit(self) -> None:
@@ -191,28 +245,39 @@ class Run:
         if error is not None:
             self._refused(error)
             return
-        app = self.app
+        app, rng = self.app, self.world.rng
+        if self.wrote is not None:
+            app.twice[self.key] = named
         if app.is_query:
-            if self.world.chaos and self.world.rng.random() < 0.1:
+            if self.world.chaos and rng.random() < 0.1:
                 self.die()  # Before its checkpoint has it: the batch comes again.
+                if rng.random() < 0.2:
+                    self.world.coordinators.present.forget(app.tid)
+                return
+            if self.world.chaos and named and rng.random() < 0.05:
+                self._begin(self.key)
                 return
             if self.sequence == app.next:
                 app.next += 1
                 app.calm_count += not self.world.chaos
             self.sequence = app.next
         else:
-            app.committed[self.sequence] = named
+            app.committed.add((self.sequence, named))
             app.calm_count += not self.world.chaos
             self.sequence += 1
-        self._begin()
+        if app.is_batch:
+            self.die()
+        else:
+            self._begin()
 
     def _refused(self, error: Any) -> None:
         # Staged rows that are lost: the same batch again, from its source.
         if error is LOST and self.app.is_query and self.world.chaos:
             self._begin()
             return
-        ends = (TransactionFenced, TransactionClosed, SequenceTooOld)
-        if error is not LOST and not isinstance(error, ends):
+        ends = (TransactionFenced, TransactionClosed, SequenceTooOld, UnknownTransactionalId)
+        is_second = isinstance(error, SequenceTaken) and self.wrote is not None
+        if error is not LOST and not isinstance(error, ends) and not is_second:
             raise Violation(f"{self.app.tid} is refused: {error!r}")
         self.die()
 
@@ -248,24 +313,27 @@ def run_world(seed: int) -> TransactionWorld:
     """Raises Violation."""
     world = TransactionWorld(seed)
     rng = world.rng
-    apps = [App(world, "q0", is_query=True), App(world, "q1", is_query=True)]
-    apps.append(App(world, "p0", is_query=False))
+    apps = [App(world, "q0", is_query=True), App(world, "q1", is_query=True), App(world, "p0")]
     # Ids that deposed coordinators lack.
-    for number in range(rng.randint(0, 2)):
-        late = App(world, f"n{number}", is_query=False, begins_at=rng.randint(50, 900))
-        apps.append(late)
+    late = {name: rng.randint(50, 900) for name in ("n0", "n1")[: rng.randint(0, 2)]}
+    apps += [App(world, name, begins_at=at) for name, at in late.items()]
+    batches = {name: rng.randint(0, 900) for name in ("b0", "b1")[: rng.randint(0, 2)]}
+    apps += [App(world, name, is_batch=True, begins_at=at) for name, at in batches.items()]
     for _ in range(rng.randint(2, 14)):
         world.after(rng.randint(10, 900), _fault, world, apps)
-    world.run(1_000)
-    world.chaos = False
-    for leaders in world.all():
-        leaders.elect()
-    world.run(3_000)
-    for app in apps:
-        app.stopped = True
-        if app.newest is not None:
-            app.newest.is_dead = True
-    world.run(5_000)
+    with mock.patch.object(coordinator, "SINGLE_USE_EXPIRY_MS", SINGLE_USE_TICKS * 1_000):
+        world.run(1_000)
+        world.chaos = False
+        for leaders in world.all():
+            # Some of those that went through all go on.
+            if rng.random() < 0.5:
+                leaders.elect()
+        world.run(3_000)
+        for app in apps:
+            app.stopped = True
+            if app.newest is not None:
+                app.newest.is_dead = True
+        world.run(5_000)
     check(world, apps)
     return world
 
@@ -290,85 +358,12 @@ def _fault(world: TransactionWorld, apps: list[App]) -> None:
         world.fail_power([rng.choice(world.targets)])
     elif kind < 0.75:
         world.coordinators.present.snapshot()
-        world.after(rng.randint(5, 30), world.coordinators.elect)
-    elif kind < 0.82:
+        world.after(rng.choice((1, 2, 4, 30)), world.coordinators.elect)
+    elif kind < 0.79:
         world.coordinators.present.reap(rng.choice(apps).tid)
+    elif kind < 0.82:
+        world.coordinators.present.forget(rng.choice(apps).tid)
+    elif kind < 0.87:
+        world.coordinators.present.wall_ahead += rng.choice((30, -30, 400, -400))
     else:
         rng.choice(apps).crash()
-
-
-def check(world: TransactionWorld, apps: list[App]) -> None:
-    decided: dict[tuple[str, int], Committed] = {}
-    for entry in world.coordinators.log.rows:
-        record = entry.content
-        if isinstance(record.change, Committed):
-            key = (record.transactional_id, record.change.sequence)
-            if key in decided:
-                raise Violation(f"{key} is decided twice")
-            decided[key] = record.change
-    _check_instances(world)
-    for leaders in world.targets:
-        seen = set()
-        newest: dict[str, int] = defaultdict(lambda: -1)
-        for entry in leaders.log.rows:
-            name = entry.content.name
-            if name in seen:
-                raise Violation(f"{name} is stored twice")
-            seen.add(name)
-            tid, sequence = name[:2]
-            # What a power failure took from a target may come again later than newer rows.
-            if sequence < newest[tid] and name not in world.excused:
-                raise Violation(f"{tid}: rows of {sequence} lie behind those of {newest[tid]}")
-            newest[tid] = sequence
-    _check_rows(world, decided)
-    for app in apps:
-        _check_app(app, decided)
-    for leaders in world.staging:
-        staging = leaders.present
-        staged = staging.core
-        if staged.batch_count or list(staged.unfinished()):
-            raise Violation(f"staging {staging.number} keeps {staged.batch_count} batches for ever")
-
-
-def _check_instances(world: TransactionWorld) -> None:
-    replaced: dict[str, list[bytes]] = defaultdict(list)
-    newest: dict[str, bytes] = {}
-    for entry in world.coordinators.log.rows:
-        tid, change = entry.content
-        if isinstance(change, Opened) and newest.get(tid) != change.instance:
-            if change.instance in replaced[tid][-OLD_INSTANCES_MAX:]:
-                raise Violation(f"{tid}: {change.instance!r} was replaced, and holds it again")
-            replaced[tid] += [newest[tid]] if tid in newest else []
-            newest[tid] = change.instance
-
-
-def _check_rows(world: TransactionWorld, decided: dict[tuple[str, int], Committed]) -> None:
-    stored: dict[tuple[str, int], set[Any]] = defaultdict(set)
-    for leaders in world.targets:
-        for entry in leaders.log.rows:
-            stored[entry.content.name[:2]].add(entry.content.name)
-    chosen: dict[tuple[str, int], set[Any]] = defaultdict(set)
-    for name, row in world.staged.items():
-        found = decided.get(name[:2])
-        if found is not None and row.attempt in found.attempts and row.epoch == found.epoch:
-            chosen[name[:2]].add(name)
-    for key in stored.keys() | chosen.keys():
-        missing = chosen[key] - stored[key] - world.excused
-        extra = stored[key] - chosen[key]
-        if missing or extra:
-            raise Violation(f"{key}: {len(missing)} batches are missing, {len(extra)} are no part")
-
-
-def _check_app(app: App, decided: dict[tuple[str, int], Committed]) -> None:
-    for sequence, named in app.committed.items():
-        found = decided.get((app.tid, sequence))
-        if found is None or tuple(sorted(found.attempts)) != named:
-            raise Violation(f"{app.tid}: {sequence} was answered, and is not what was decided")
-    for sequence in range(app.next):
-        if (app.tid, sequence) not in decided:
-            raise Violation(f"{app.tid}: {sequence} was answered, and is not decided")
-    for (tid, sequence), found in decided.items():
-        if tid == app.tid and app.aborted.intersection(found.attempts):
-            raise Violation(f"{tid}: {sequence} was aborted, and is decided")
-    if app.calm_count < _CALM:
-        raise Violation(f"{app.tid} does not get on when all is well: {app.calm_count}")

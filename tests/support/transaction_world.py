@@ -1,8 +1,8 @@
 """Coordinator, staging partitions and targets of transactions, as their cores run in brokers.
 
-Owns the shells' part in a few lines (what is proposed, and when answers leave), the logs that an
-election or a power failure cuts, deposed leaders that go on, and messages that are lost, doubled,
-late. The machines are the shipped ones. `transaction_programs.py` uses this world.
+Owns the shells' part in a few lines (what is proposed, and when answers leave), power failures, and
+messages that are lost, doubled, late. The machines are the shipped ones.
+`transaction_programs.py` uses this world.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import heapq
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -22,14 +23,13 @@ from quiverlog.core.transactions.records import Committed, Part, Record, digest_
 from quiverlog.core.transactions.records import End as CommittedEnd
 from quiverlog.core.transactions.staged import AttemptRange, Done, Key, Known, New, NotHere, Staged
 from quiverlog.core.transactions.staged_rows import DoneRow, End, PublishRow, StagedRow
-from quiverlog.errors import (
-    OutOfOrderSequence,
-    QuiverlogError,
-)
+from quiverlog.errors import OutOfOrderSequence, QuiverlogError, UnknownTransactionalId
 from quiverlog.node.transactions.queues import Item, Piece, Publish, Queues
 from quiverlog.types import Durability, Now, PublishId
 
-__all__ = ["Coordinating", "Entry", "Staging", "Target", "TransactionWorld", "Violation"]
+from .transaction_logs import Leader, Leaders, Log
+
+__all__ = ["Coordinating", "Name", "Staging", "Target", "TransactionWorld", "Violation"]
 
 TARGETS: Final = 3
 STAGING: Final = 2
@@ -38,6 +38,10 @@ TICK_US: Final = 1_000_000
 LATE: Final = 40
 STEPS_MAX: Final = 120_000
 TIMEOUT_MS: Final = 120_000
+SINGLE_USE_TICKS: Final = 150
+"""An hour, for the core: ids of single use go so long after their commit."""
+EXPIRY_TICKS: Final = 300
+_SWEEP_TICKS: Final = 15
 _CLUSTER: Final = 7
 
 
@@ -45,22 +49,15 @@ class Violation(AssertionError):
     """A promise is broken."""
 
 
-class Entry(NamedTuple):
-    """A row of a log. `value` names a batch of a client; `flushed`: its writer waits for disks."""
+class Name(NamedTuple):
+    """Of a staged batch. `place`: its partition of `__staged`."""
 
-    content: Any
-    then: Callable[[int | None], None] | None = None
-    flushed: bool = False
-
-
-@dataclass(eq=False)
-class Log:
-    """What a majority has of a partition; below `flushed` it is on their disks."""
-
-    rows: list[Entry] = field(default_factory=list)
-    start: int = 0
-    flushed: int = 0
-    epoch: int = 0
+    key: Key
+    instance: bytes
+    attempt: bytes
+    task: int
+    batch: int
+    place: int
 
 
 class TransactionWorld:
@@ -73,12 +70,13 @@ class TransactionWorld:
         self._steps = 0
         # Batches that a failure of all machines has taken; and those of decided transactions,
         # which were not as safe as that asks for.
-        self.gone: set[Any] = set()
+        self.gone: set[Name] = set()
         self.whole: set[tuple[int, Log]] = set()
-        self.excused: set[Any] = set()
-        # What was ever staged: the name of its batch -> (row, target).
-        self.staged: dict[Any, StagedRow] = {}
-        self.names: dict[tuple[int, StagedRow], Any] = {}
+        self.excused: set[Name] = set()
+        # What was ever staged.
+        self.staged: dict[Name, StagedRow] = {}
+        # Records that an operator has asked for.
+        self.commanded: list[Record] = []
         self.coordinators = Leaders(self, Log(), Coordinating)
         self.staging = [
             Leaders(self, Log(), lambda w, log, i=i: Staging(w, log, i)) for i in range(STAGING)
@@ -97,6 +95,12 @@ class TransactionWorld:
     def after(self, delay: int, what: Callable[..., None], *args: Any) -> None:
         self._number += 1
         heapq.heappush(self._queue, (self.now + delay, self._number, what, args))
+
+    def rest(self, likelihood: float) -> int:
+        """How long a program rests: mostly not at all, at times until its id is forgotten."""
+        if not self.chaos or self.rng.random() >= likelihood:
+            return 0
+        return self.rng.randint(EXPIRY_TICKS + 20, EXPIRY_TICKS + 150)
 
     def send(self, what: Callable[..., None], *args: Any) -> None:
         """Deliver a message: once, or, in chaos, never, twice, late."""
@@ -127,13 +131,15 @@ class TransactionWorld:
             log = leaders.log
             kept = self.rng.randint(log.flushed, len(log.rows))
             for content in (entry.content for entry in log.rows[kept:]):
-                name = _named(content)
+                name = content.name if isinstance(content, _Stored | _Row) else None
+                if name is None:
+                    continue
                 # Staged rows are missed before the decision, published ones until all are there.
                 if isinstance(content, _Stored) and (content.header.producer_id, log) in self.whole:
                     self.excused.add(name)
-                elif name is not None and not isinstance(content, _Stored):
+                elif isinstance(content, _Row):
                     self.gone.add(name)
-                    self.excused.update({name} if name[2] in decided else ())
+                    self.excused.update({name} if name.attempt in decided else ())
             del log.rows[kept:]
         # A deposed leader that was cut off may be alive with what the others have lost.
         survives = self.rng.random() < 0.3
@@ -166,115 +172,12 @@ class TransactionWorld:
             self.after(self.rng.randint(4, 12), self.fail_power)
 
 
-def _named(content: Any) -> Any:
-    return content.name if isinstance(content, _Stored | _Row) else None
-
-
-class Leaders:
-    """A partition's present leader and deposed ones, which get some of the messages."""
-
-    def __init__(
-        self, world: TransactionWorld, log: Log, make: Callable[[TransactionWorld, Log], Any]
-    ) -> None:
-        self._world = world
-        self._make = make
-        self.log = log
-        self.known: list[Any] = [make(world, log)]
-
-    @property
-    def present(self) -> Any:
-        return self.known[-1]
-
-    def elect(self, *, keep_tail: bool = True) -> None:
-        before = self.present
-        count = self._world.rng.randint(0, len(before.tail)) if keep_tail else 0
-        # Copies that a new leader has of what the old one had not acknowledged.
-        self.log.rows += before.tail[:count]
-        self.known.append(self._make(self._world, self.log))
-        del self.known[:-3]
-
-    def ask(self, question: str, *args: Any) -> None:
-        """Send a message to the leader, or to a deposed one."""
-        self._world.send(self._deliver, question, args)
-
-    def _deliver(self, question: str, args: tuple[Any, ...]) -> None:
-        who, rng = self.present, self._world.rng
-        if self._world.chaos and rng.random() < 0.35:
-            who = rng.choice(self.known)
-        getattr(who, question)(*args)
-
-
-class Leader:
-    def __init__(self, world: TransactionWorld, log: Log) -> None:
-        self.world = world
-        self.log = log
-        log.epoch += 1
-        self.epoch = log.epoch
-        # A deposed leader sees its own copy.
-        self.rows = list(log.rows)
-        self.tail: list[Entry] = []
-        self.is_broken = False
-
-    @property
-    def is_leader(self) -> bool:
-        """By its lease: a deposed one has none."""
-        return self.epoch == self.log.epoch and not self.is_broken
-
-    @property
-    def end(self) -> int:
-        return len(self.rows) + len(self.tail)
-
-    def append(
-        self, content: Any, then: Callable[[int | None], None] | None, *, flushed: bool = False
-    ) -> int:
-        offset = self.end
-        self.tail.append(Entry(content, then, flushed))
-        self.world.after(self.world.rng.choice((1, 1, 2, 6)), self._replicate)
-        return offset
-
-    def _replicate(self) -> None:
-        if not self.tail:
-            return
-        if not self.is_leader:
-            self._fail()
-            return
-        if self.world.chaos and self.world.rng.random() < 0.02:
-            # Too few replicas: what is stored may or may not survive.
-            self.is_broken = True
-            survivors = self.world.rng.randint(0, len(self.tail))
-            self.log.rows += self.tail[:survivors]
-            self._fail()
-            self.world.after(3, self._begin_again)
-            return
-        if self.tail[0].flushed:
-            self.log.flushed = len(self.rows) + 1
-        elif self.world.rng.random() < 0.3:
-            self.log.flushed = len(self.rows)
-        entry = self.tail.pop(0)
-        offset = len(self.rows)
-        self.rows.append(entry)
-        self.log.rows.append(entry)
-        if entry.then is not None:
-            entry.then(offset)
-
-    def _fail(self) -> None:
-        # It has copies that no other has: it answers nothing more.
-        self.is_broken = True
-        tail, self.tail = self.tail, []
-        for entry in tail:
-            if entry.then is not None:
-                entry.then(None)
-
-    def _begin_again(self) -> None:
-        leaders = next(one for one in self.world.all() if one.log is self.log)
-        if leaders.present is self:
-            leaders.elect(keep_tail=False)
-
-
 # --- the coordinator ----------------------------------------------------------------------------
 class Coordinating(Leader):
     def __init__(self, world: TransactionWorld, log: Log) -> None:
         super().__init__(world, log)
+        self._booted = world.rng.randrange(1_000_000)
+        self.wall_ahead = world.rng.choice((0, 0, 0, 30, -400, 400))
         self.core = Coordinator()
         self.is_serving = False
         self._asked: dict[Any, _Asking] = {}
@@ -283,15 +186,22 @@ class Coordinating(Leader):
             self.core.apply(offset, self.rows[offset].content)
         world.after(2, self._serve)
 
+    @property
+    def moment(self) -> Now:
+        """By this machine's clocks: one that only grows, and one that people set."""
+        now = self.world.now
+        return Now((now + self._booted) * TICK_US, (now + self.wall_ahead) * TICK_US)
+
     def _serve(self) -> None:
         if not self.is_leader:
             return
         # The barrier: what it has replayed is on the disks of a majority.
         self.log.flushed = len(self.rows)
-        self.core.begin(self.world.moment)
+        self.core.begin(self.moment)
         self.is_serving = True
         for tid, _ in self.core.to_publish():
             self._drive(tid)
+        self._sweep()
 
     @property
     def is_answering(self) -> bool:
@@ -341,12 +251,12 @@ class Coordinating(Leader):
         if not self.is_answering:
             return
         try:
-            opening = self.core.open(tid, instance, "c", TIMEOUT_MS, single_use, self.world.moment)
+            opening = self.core.open(tid, instance, "c", TIMEOUT_MS, single_use, self.moment)
         except QuiverlogError as error:
             refused: Any = error
             self._when_safe(lambda: self.world.send(reply, refused, -1, -1))
             return
-        self.core.sign_of_life(tid, self.world.moment)
+        self.core.sign_of_life(tid, self.moment)
         answer = (None, opening.epoch, opening.last_sequence)
         if opening.records:
             self._propose(opening.records, lambda: self.world.send(reply, *answer))
@@ -387,6 +297,7 @@ class Coordinating(Leader):
             refused: Any = error
             self._when_safe(lambda: self.world.send(reply, refused))
             return False
+        self.core.sign_of_life(tid, self.moment)
         if standing.kind is Standings.COMMITTED_BEFORE:
             self._when_safe(lambda: self.world.send(reply, None))
         return standing.kind is Standings.NEW
@@ -425,7 +336,7 @@ class Coordinating(Leader):
             [Part(number, *part[:3], tuple(part[3])) for number, part in sorted(parts.items())],
             Durability.REPLICATED,
             Durability.REPLICATED,
-            self.world.moment,
+            self.moment,
         )
 
         def decided() -> None:
@@ -444,8 +355,11 @@ class Coordinating(Leader):
         ends: list[CommittedEnd] = []
 
         def published(number: int, some: Iterable[End]) -> None:
-            if number in done or not self.is_serving:
+            now = self.core.applied.get(tid)
+            if number in done or not self.is_serving or now is None:
                 return
+            if now.publishing is not decided:
+                return  # It was forgotten. The next life of the id may have this sequence, too.
             done.add(number)
             ends.extend(CommittedEnd(one.topic_id, one.partition, one.end_offset) for one in some)
             if len(done) == len(decided.parts):
@@ -488,8 +402,7 @@ class Coordinating(Leader):
     def resolve(self, key: Key, pins_front: bool, reply: Any) -> None:
         if not self.is_serving:
             return
-        now = self.world.moment
-        found = self.core.resolve(*key, now, pins_front=pins_front)
+        found = self.core.resolve(*key, self.moment, pins_front=pins_front)
         if found.records:
             self._propose(found.records, lambda: self.world.send(reply, found.standing))
         else:
@@ -499,8 +412,9 @@ class Coordinating(Leader):
     # --- by themselves -------------------------------------------------------------------------
     def reap(self, tid: str) -> None:
         """As an operator: close whatever epoch is open."""
-        if self.is_serving and tid in self.core.applied:
-            self._propose(self.core.abort(tid, 0, 0, force=True).records, None)
+        if self.is_serving:
+            with suppress(UnknownTransactionalId):
+                self._propose(self.core.abort(tid, 0, 0, force=True).records, None)
 
     def snapshot(self) -> None:
         if not self.is_serving:
@@ -513,9 +427,19 @@ class Coordinating(Leader):
 
         self._propose(self.core.capture(), trim)
 
-    def forget_expired(self) -> None:
+    def _sweep(self) -> None:
         if self.is_serving:
-            self._propose(self.core.expired(self.world.moment, 30 * 24 * 3_600_000), None)
+            self._propose(self.core.expired(self.moment, EXPIRY_TICKS * 1000), None)
+            self.world.after(_SWEEP_TICKS, self._sweep)
+
+    def forget(self, tid: str) -> None:
+        """By command, whatever the id is used for now."""
+        if not self.is_answering:
+            return
+        with suppress(UnknownTransactionalId):
+            records = self.core.forget(tid)
+            self.world.commanded += records
+            self._propose(records, None)
 
 
 LOST: Final = QuiverlogError("staged rows are missing")
@@ -563,7 +487,7 @@ class Staging(Leader):
         self.world.after(20, self._ask)
 
     # --- clients -------------------------------------------------------------------------------
-    def stage(self, name: Any, row: StagedRow, reply: Any) -> None:
+    def stage(self, name: Name, row: StagedRow, reply: Any) -> None:
         """`name`: of the batch; an idempotent producer sends it again."""
         if not self.is_serving:
             return
@@ -689,6 +613,9 @@ class Staging(Leader):
             assert end_offset is not None
             level = int(Durability.REPLICATED)
             self.queues.acknowledged(piece, end_offset, level, now_us)
+            is_last = piece.first + piece.item_count == len(piece.items)
+            if self.world.chaos and not is_last and self.world.rng.random() < 0.05:
+                self.world.fail_power([self.world.targets[piece.key[1]]])
         self._pump()
 
     def _finish(self, row: PublishRow, ends: Iterable[End]) -> None:
@@ -740,7 +667,7 @@ class Staging(Leader):
 class _Row(NamedTuple):
     """A row of kind 0 in a log of `__staged`, with the name of its batch."""
 
-    name: Any
+    name: Name
     row: StagedRow
 
 
@@ -748,7 +675,7 @@ class _Stored(NamedTuple):
     """A batch in a target's log."""
 
     header: BatchHeader
-    name: Any
+    name: Name
 
 
 def _header(producer_id: int, item: Item) -> BatchHeader:
@@ -767,7 +694,7 @@ class Target(Leader):
             self.core.record(entry.content.header, self._row_end)
             self._row_end += entry.content.header.row_count
 
-    def forward(self, rows: list[tuple[BatchHeader, Any]], begin: int, reply: Any) -> None:
+    def forward(self, rows: list[tuple[BatchHeader, Name]], begin: int, reply: Any) -> None:
         if self.is_broken:
             return
         try:
