@@ -238,10 +238,18 @@ class Tasks:
         assert len(self._ready) <= self.live, "all that go on are alive"
         call, value, error = self._ready.popleft()
         call.now = now
-        call.cost = 1
-        call.step += 1
-        self._advance(call, value, error)
-        return call.cost
+        cost = 0
+        while True:
+            call.cost = 1
+            call.step += 1
+            is_waiting = self._advance(call, value, error)
+            cost += call.cost
+            # What it waits for may have been there already: no tick is needed to go on.
+            if not is_waiting or cost >= STEPS_PER_CALL:
+                return cost
+            if not self._ready or self._ready[-1][0] is not call:
+                return cost
+            _, value, error = self._ready.pop()
 
     def _ready_next(self) -> bool:
         """Ready the first task of the connection whose turn it is; False when none may have one."""
@@ -256,7 +264,8 @@ class Tasks:
         assert self._ready, "a connection that has no more turns has tasks half way"
         return False
 
-    def _advance(self, call: Call, value: object, error: BaseException | None) -> None:
+    def _advance(self, call: Call, value: object, error: BaseException | None) -> bool:
+        """Make a step; returns whether the task then waits for something."""
         assert call.steps is not None
         try:
             try:
@@ -265,14 +274,16 @@ class Tasks:
                 if stop.value is not None:
                     self._outbox.respond(call.connection_id, call.correlation_id, stop.value)
                 self._end(call)
-                return
+                return False
             if wait is None:
                 self._ready.append((call, None, None))
-            else:
-                wait(partial(self._resume, call, call.step))
+                return False
+            wait(partial(self._resume, call, call.step))
+            return True
         except Exception as failure:
             self._end(call)
             self._fail(call.connection_id, call.request, self._as_error(call, failure))
+            return False
 
     def _resume(
         self, call: Call, step: int, result: object, error: BaseException | None, now: Now

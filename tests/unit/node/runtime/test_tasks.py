@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from quiverlog.errors import BrokerShuttingDown, QuiverlogError
 from quiverlog.node.runtime.effects import Respond
 from quiverlog.node.runtime.metrics import NodeMetrics
@@ -11,6 +13,7 @@ from quiverlog.node.runtime.tasks import (
     COMPUTING_PER_CONNECTION_MAX,
     STEPS_PER_CALL,
     Call,
+    Future,
     Steps,
     Tasks,
 )
@@ -169,3 +172,48 @@ def test_a_call_between_ticks_begins_what_is_new_and_goes_on_with_nothing() -> N
     assert made == ["old", "new"]
     tasks.run(NOW)
     assert made.count("old") > 1
+
+
+@pytest.mark.parametrize("waits", [1, STEPS_PER_CALL - 1, STEPS_PER_CALL, STEPS_PER_CALL + 1])
+def test_what_is_there_already_is_not_waited_for(waits: int) -> None:
+    asked = Asked()
+
+    def steps() -> Steps:
+        for number in range(waits):
+            future = Future()
+            future.set(number, None, NOW)
+            assert (yield future.wait) == number
+        return m.MetadataResponse()
+
+    asked.ask(1, steps())
+    asked.tasks.begin(NOW)
+    is_answered = bool(asked.outbox.take())
+    assert is_answered == (waits < STEPS_PER_CALL), "each is a step, and these are bounded"
+    assert asked.run() == ([] if is_answered else [1])
+    assert not asked.tasks.busy
+
+
+def test_an_error_that_is_there_already_is_raised_in_the_task() -> None:
+    asked = Asked()
+
+    def steps() -> Steps:
+        future = Future()
+        future.set(None, BrokerShuttingDown(), NOW)
+        yield future.wait
+
+    asked.ask(1, steps())
+    asked.tasks.begin(NOW)
+    assert [connection for connection, _ in asked.refused] == [1]
+
+
+def test_a_task_that_lets_others_have_their_turn_does_not_go_on() -> None:
+    asked = Asked()
+
+    def steps() -> Steps:
+        yield None
+        return m.MetadataResponse()
+
+    asked.ask(1, steps())
+    asked.tasks.begin(NOW)
+    assert not asked.outbox.take()
+    assert asked.run() == [1]
