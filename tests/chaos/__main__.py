@@ -34,7 +34,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=0, help="instead: kill the leader so often")
     parser.add_argument("--steady", action="store_true", help="instead: full load, no fault")
     parser.add_argument("--sink", action="store_true", help="instead: Spark's sink, exactly once")
-    parser.add_argument("--case", default="", help="of --sink: only points with this in their name")
+    parser.add_argument("--case", default="", help="of --sink: only those with this in their name")
     parser.add_argument("--mode", default="exactly_once", help="of --case: at_least_once fails")
     parser.add_argument("--schedule", action="store_true", help="print the faults, run nothing")
     parser.add_argument("--runs", type=int, default=1, help="with seeds that follow one another")
@@ -97,12 +97,14 @@ def main(argv: list[str]) -> int:
 def _sink(
     seed: int, duration_s: float, options: argparse.Namespace, on_step: Callable[[str], None]
 ) -> int:
-    """Each point once, then `duration_s` of kills (with `case`: the points alone)."""
-    from .sink import points, stateful  # PySpark comes with it
+    """Each point once, then `duration_s` of kills; with `--case` only what it names."""
+    from .sink import STATEFUL, points, stateful  # PySpark comes with it
 
-    problems = points(on_step, options.case, options.mode)
-    if not options.case:
-        print(f"python -m tests.chaos --sink --seed {seed} --minutes {duration_s / 60:g}")
+    problems = [] if options.case == STATEFUL else points(on_step, options.case, options.mode)
+    if options.case in ("", STATEFUL):
+        print(
+            f"python -m tests.chaos --sink --seed {seed} --minutes {duration_s / 60:g}", flush=True
+        )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             found = runner.run(stateful(seed, duration_s, on_step))
         print(found.text())

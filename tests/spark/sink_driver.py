@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,12 +111,12 @@ def _start_stateful(spark: Any, plan: Plan) -> list[Any]:
     joined = orders.join(
         paid, F.expr("id = order_id and paid_at >= at and paid_at <= at + interval 1 hour")
     )
-    return [
-        _start(
-            plan, sums.selectExpr("window.start at", "k", "orders", "total"), plan.sink, "-sums"
-        ),
-        _start(plan, joined.select("id", "k", "paid_at"), pairs, "-pairs"),
-    ]
+    summed = sums.selectExpr("window.start at", "k", "orders", "total")
+    first = _start(plan, summed, plan.sink, "-sums")
+    # Spark gives a source ten seconds to begin: little for three at a time on a busy machine.
+    while first.isActive and first.lastProgress is None:
+        time.sleep(0.05)
+    return [first, _start(plan, joined.select("id", "k", "paid_at"), pairs, "-pairs")]
 
 
 def main(text: str) -> None:
