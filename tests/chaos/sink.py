@@ -60,7 +60,7 @@ STATEFUL: Final = "stateful"
 EXECUTOR_POINTS: Final = ("staged-some", "staged-all")
 TARGETS: Final = ("driver", "executor", "leader", "coordinator", "staging leader")
 PAUSE_S_MAX: Final = 4.0
-MOVES_WITHIN_S: Final = 240.0
+MOVES_WITHIN_S: Final = 400.0
 """Of a driver that is started anew, on a machine with other work, up to a micro-batch."""
 ENDS_WITHIN_S: Final = 600.0
 FEED_EVERY_S: Final = 0.5
