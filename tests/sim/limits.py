@@ -6,12 +6,15 @@ Owns the list. A constant that is gone or was renamed stops the run: it would be
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, Final
 from unittest import mock
 
+from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS
 from quiverlog.core.transactions import staged
-from quiverlog.node.transactions import hosted
+from quiverlog.limits import SEGMENT_BYTES_MIN
+from quiverlog.node.transactions import hosted, queues
 from quiverlog.storage.log import flushing
 from quiverlog.storage.metadata import metadata_log
 
@@ -23,6 +26,9 @@ _SMALL: Final[tuple[tuple[Any, str, int], ...]] = (
     (flushing, "_CHECKPOINT_BYTES", 16 * 1024),
     (staged, "ASK_AFTER_US", 3_000_000),
     (hosted, "SNAPSHOT_LOG_BYTES_MIN", 8 * 1024),
+    # Leaders die in the middle of a snapshot, and of the rows of one publish for one target.
+    (hosted, "_SNAPSHOT_PIECE_RECORDS", 1),
+    (queues, "FORWARD_BATCHES_MAX", 2),
 )
 
 
@@ -32,4 +38,10 @@ def small_limits() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module, name, value in _SMALL:
             stack.enter_context(mock.patch.object(module, name, value))
+        # Files go when the log start has passed them.
+        small = {
+            name: dataclasses.replace(shape, segment_bytes=SEGMENT_BYTES_MIN)
+            for name, shape in INTERNAL_TOPICS.items()
+        }
+        stack.enter_context(mock.patch.dict(INTERNAL_TOPICS, small))
         yield

@@ -14,6 +14,7 @@ names them (`AimPlan`): drawn by chance, these moments are too rare for a few se
 - handovers: two brokers that do not reach each other hand the leadership over and back, while both
   are in sync: each has rows of epochs that the other lacks.
 - unflushed: a machine loses its power soon after it has cut rows off a log's end.
+- snapshots: a coordinator of transactions is lost in the middle of a snapshot, or soon after it.
 - no_controller: a broker is cut off from the controller, and from no other node.
 
 Not here: rules about rows.
@@ -58,6 +59,7 @@ class AimPlan:
     no_controller_interval_ms: int = 0
     handovers_interval_ms: int = 0
     unflushed: float = 0.0
+    snapshots: float = 0.0
     course: str = ""
     """One of `courses`, again and again."""
 
@@ -216,11 +218,23 @@ class Aimed:
             cluster.goes_down(host)
             host.power_loss()
 
+    def _look_for_snapshots(self, host: ClusterHost) -> None:
+        assert host.node is not None
+        snapshots = [hosted._snapshot for hosted in host.node.broker.coordinators._serving]
+        begun = any(one is not None and one.begin_offset >= 0 for one in snapshots)
+        if not begun or self._striking or self._rng.random() >= self._plan.snapshots:
+            return
+        self._striking = True
+        self._cluster.world.faults["lost around a snapshot"] += 1
+        self._kill_soon(host, self._rng.randrange(1, self._rng.choice((_QUICK_US, _STRANDED_US))))
+
     # --- the controller ------------------------------------------------------------------------
     def looked(self, host: ClusterHost) -> None:
         """Code of this node has run."""
         if self._plan.unflushed and host.node is not None:
             self._look_for_cuts(host)
+        if self._plan.snapshots and host.node is not None:
+            self._look_for_snapshots(host)
         if not self._plan.joiner or self._striking or host.node is None:
             return
         for replica in host.node.broker.replicas.values():

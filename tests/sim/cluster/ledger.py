@@ -56,6 +56,7 @@ class Bid:
     attempts: list[Attempt]
     durability: Durability
     """That was asked for."""
+    asked_us: int
     state: str = "asked"
     """Then committed, refused, aborted or unknown."""
     answered: Durability | None = None
@@ -66,10 +67,6 @@ class Bid:
     @property
     def may_count(self) -> bool:
         return self.state in ("asked", "committed", "unknown")
-
-    @property
-    def begun_us(self) -> int:
-        return min((one.begun_us for one in self.attempts), default=0)
 
     @property
     def values(self) -> dict[int, Key]:
@@ -83,6 +80,7 @@ class Ledger:
         self._bids: dict[tuple[str, int], list[Bid]] = defaultdict(list)
         self._newest: dict[str, int] = {}
         self._holders: dict[str, tuple[int, bytes, tuple[bytes, ...]]] = {}
+        self._aborted: dict[str, int] = {}
         self._next_number = _FIRST_NUMBER
         self._seen: dict[int, Key] = {}
         self.all_power_us: list[int] = []
@@ -103,7 +101,8 @@ class Ledger:
 
     def ask(self, attempts: list[Attempt], first: Attempt, durability: Durability) -> Bid:
         """A commit is about to be asked for."""
-        bid = Bid(first.tid, first.sequence, first.epoch, attempts, durability)
+        now_us = self._checker.now_us()
+        bid = Bid(first.tid, first.sequence, first.epoch, attempts, durability, now_us)
         for one in attempts:
             one.bid = bid
         self._bids[first.tid, first.sequence].append(bid)
@@ -129,12 +128,24 @@ class Ledger:
         """The highest sequence whose commit has been answered."""
         return self._newest.get(tid, -1)
 
-    def opened(self, tid: str, last_sequence: int, before: int) -> None:
-        """`before`: what was the newest when OPEN was sent."""
+    def aborted(self, tid: str, epoch: int) -> None:
+        """An ABORT was answered, which ends the epoch."""
+        self._aborted[tid] = max(epoch, self._aborted.get(tid, -1))
+
+    def aborted_epoch(self, tid: str) -> int:
+        """The highest epoch that an answered ABORT has ended."""
+        return self._aborted.get(tid, -1)
+
+    def opened(
+        self, tid: str, last_sequence: int, before: int, epoch: int, aborted_epoch: int
+    ) -> None:
+        """`before`: what was the newest when OPEN was sent; `aborted_epoch` then, too."""
         if last_sequence < before:
             raise Violation(
                 f"{tid}: the last sequence is {last_sequence}, {before} had been answered"
             )
+        if epoch <= aborted_epoch:
+            raise Violation(f"{tid}: OPEN gave epoch {epoch}, and ABORT had ended {aborted_epoch}")
 
     def holds(self, tid: str, instance: bytes, epoch: int) -> None:
         """An instance was answered that it holds the id under this epoch."""
@@ -227,8 +238,8 @@ class Ledger:
         is_flushed = topic.durabilities == {"replicated_flushed"}
         is_flushed |= bid.durability == Durability.REPLICATED_FLUSHED
         for at_us in self.all_power_us:
-            if at_us < bid.begun_us:
-                continue
+            if at_us < bid.asked_us:
+                continue  # What was lost by then, the commit has not counted.
             was_published = bid.published_us is not None and bid.published_us < at_us
             if was_published and is_flushed:
                 continue

@@ -9,6 +9,7 @@ from typing import Final
 
 from tests.sim.bug import Bug, make_bug
 
+from .aimed import AimPlan
 from .client_plan import ClientPlan
 from .fault_plan import CALM
 from .scenario import ClusterTopic
@@ -57,6 +58,7 @@ _QUIET: Final[dict[str, object]] = {
     "down_ms": 500,
     "buggy_everywhere": True,
     "plan": CALM,
+    "heal_ms": 30_000,
 }
 """Programs die, and nothing else."""
 KILLS_OF_TRANSACTIONS: Final = {**_QUIET, "kill_interval_ms": 1_500, "loss": 0.005}
@@ -67,8 +69,27 @@ _POWER: Final = {
     "topics": (_topic("topic0", "replicated_flushed"), _topic("topic1", "replicated_flushed")),
 }
 
+_MANY: Final = ClientPlan(transactors=4, queries=3, consumers=1)
+_QUERIES: Final = {**_QUIET, "clients": ClientPlan(transactors=1, queries=2, consumers=1)}
+_SNAPSHOTS: Final = {
+    **_QUIET,
+    "clients": _MANY,
+    "down_ms": 200,
+    "aims": AimPlan(snapshots=0.05),
+}
+"""Coordinators die in the middle of snapshots, and after them."""
+_STRANDED: Final = {
+    **_QUIET,
+    "clients": _MANY,
+    "down_ms": 200,
+    "aims": AimPlan(stranded_interval_ms=500),
+}
+"""Leaders come back with rows that no other replica has."""
+
 _COORDINATOR: Final = "core.transactions.coordinator"
 _STAGED: Final = "core.transactions.staged:Staged"
+_COORDINATORS: Final = "node.transactions.coordinators:Coordinators"
+_STAGING: Final = "node.transactions.staging:Staging"
 _PUBLISHES: Final = "core.partition.publishes:Publishes"
 
 TRANSACTION_BUGS: Final[tuple[Bug, ...]] = (
@@ -122,6 +143,7 @@ TRANSACTION_BUGS: Final[tuple[Bug, ...]] = (
         "hosted.propose(records, now, then)",
         "hosted.propose(records, now, then, Durability.REPLICATED)",
         shape=_POWER,
+        seed=1,
         also=(
             (
                 "node.transactions.hosted:Hosted._level",
@@ -152,5 +174,86 @@ TRANSACTION_BUGS: Final[tuple[Bug, ...]] = (
         "if first:",
         "if False:",
         shape=KILLS_OF_TRANSACTIONS,
+    ),
+    make_bug(
+        "the last sequence is forgotten by the snapshot",
+        f"{_COORDINATOR}:Coordinator._replay_snapshot",
+        "self.applied[record.transactional_id] = record.change",
+        "self.applied[record.transactional_id] = replace(record.change, last=None)",
+        shape=_SNAPSHOTS,
+    ),
+    make_bug(
+        "not looked at again after COUNT_STAGED",
+        f"{_COORDINATORS}.commit",
+        "standing = machine.check_commit(tid, request.epoch, request.sequence, digest)\n"
+        "        if standing.kind is not Standings.NEW:\n            continue",
+        "pass",
+        shape=_QUERIES,
+        also=(
+            (
+                f"{_COORDINATOR}:Coordinator.commit",
+                "standing = self.check_commit(tid, epoch, sequence, digest)\n"
+                '    assert standing.kind is Standings.NEW, "looked at in this turn"',
+                "pass",
+            ),
+        ),
+    ),
+    make_bug(
+        "published before the publish row is safe",
+        f"{_STAGING}.publish",
+        "row = answer.row",
+        "row = answer.row; self._forward(led, row, now)",
+        shape=KILLS_OF_TRANSACTIONS,
+        also=((f"{_STAGING}._publish_safe", "self._forward(led, row, now)", "pass"),),
+    ),
+    make_bug(
+        "publishes are numbered anew by each leader",
+        f"{_STAGING}.new_index",
+        "PublishId(partition, leader_epoch, number)",
+        "PublishId(partition, 0, number)",
+        shape=KILLS_OF_TRANSACTIONS,
+        also=(
+            (
+                f"{_STAGING}.publish",
+                "number.leader_epoch == led.hosted.leader_epoch",
+                "number.leader_epoch == 0",
+            ),
+        ),
+    ),
+    make_bug(
+        "a later publish overtakes",
+        "node.transactions.queues:Piece.__init__",
+        "line.parts[0]",
+        "line.parts[-1]",
+        shape=_STRANDED,
+    ),
+    make_bug(
+        "the stored prefix of a publish is not skipped",
+        f"{_PUBLISHES}.stored",
+        "count += 1",
+        "pass",
+        shape=KILLS_OF_TRANSACTIONS,
+    ),
+    make_bug(
+        "the reaper answers dead without a record",
+        f"{_COORDINATOR}:Coordinator.resolve",
+        "Resolving([_closing(tid, state, reason)], Resolved.DEAD)",
+        "Resolving([], Resolved.DEAD)",
+        shape=_QUERIES,
+        seed=1,
+    ),
+    make_bug(
+        "a live attempt is given up",
+        f"{_COORDINATOR}:Coordinator.resolve",
+        "if reason is None:\n        return Resolving([], Resolved.LIVE)",
+        "if reason is None:\n        return Resolving([], Resolved.DEAD)",
+        shape=_QUERIES,
+    ),
+    make_bug(
+        "an abort leaves no record",
+        f"{_COORDINATOR}:Coordinator.abort",
+        "return Aborting([_closing(tid, state)], had_committed)",
+        "return Aborting([], had_committed)",
+        shape=_QUERIES,
     ),
 )

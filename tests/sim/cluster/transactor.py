@@ -47,6 +47,12 @@ _GONE = (UnknownTopic, UnknownTopicId)
 _AGAIN = (CommitUnknown, DeliveryTimedOut, StagedRowsLost, TransactionClosed)
 """The transaction is lost, not the id: the next one may do."""
 _TIMEOUT_MS = 6_000
+_RESTS = 0.1
+_RESTS_IN_CALM = 0.3
+"""Few lives are long enough for a long rest, but the last ones."""
+_REST_S = (0.5, 4.0, 8.0)
+"""In the second the coordinator is asked about what is staged; in the third it ends the epoch of a
+query, which gives no sign of life then."""
 _LEVELS = (None, None, None, Durability.REPLICATED_FLUSHED)
 
 
@@ -75,6 +81,12 @@ class _Staging(Life):
             if self.rng.random() < 0.3:
                 await self.nap(self.rng.random() * 0.05)
 
+    async def rest(self) -> None:
+        """Commit late, now and then: brokers look after what is staged meanwhile, or lose it."""
+        if self.rng.random() < (_RESTS_IN_CALM if self.lives.stopped else _RESTS):
+            self.world.events["a transactional program rests before its commit"] += 1
+            await self.nap(self.rng.choice(_REST_S))
+
     async def goes_on(self, error: QuiverlogError) -> bool:
         if isinstance(error, StagedRowsLost) and not self.ledger.all_power_us:
             raise Violation(f"{self.name}: no fault may have taken what was staged: {error!r}")
@@ -94,7 +106,7 @@ class TransactingLife(_Staging):
 
     async def transact(self) -> None:
         tid = self.lives.tid
-        before = self.ledger.newest(tid)
+        before, aborted = self.ledger.newest(tid), self.ledger.aborted_epoch(tid)
         level = self.rng.choice(_LEVELS)
         transaction = await self.client().transaction(
             tid,
@@ -105,7 +117,7 @@ class TransactingLife(_Staging):
         )
         self._resolve(transaction)
         holder = transaction._holder
-        self.ledger.opened(tid, transaction.sequence - 1, before)
+        self.ledger.opened(tid, transaction.sequence - 1, before, holder.epoch, aborted)
         self.ledger.holds(tid, holder._instance, holder.epoch)
         attempt = self.ledger.begin(tid, transaction.sequence, holder.epoch, self.name)
         try:
@@ -113,10 +125,12 @@ class TransactingLife(_Staging):
         except BaseException:
             await transaction.abort()
             raise
-        if not self.lives.stopped and self.rng.random() < 0.15:
+        if self.rng.random() < 0.15:
             await transaction.abort()
+            self.ledger.aborted(tid, attempt.epoch)
             self.world.events["transaction aborted"] += 1
             return
+        await self.rest()
         await self._commit(transaction, attempt, level)
 
     async def leave(self) -> None:
@@ -178,7 +192,7 @@ class QueryLife(_Staging):
 
     async def transact(self) -> None:
         client, tid = self.client(), self.lives.tid
-        before = self.ledger.newest(tid)
+        before, aborted = self.ledger.newest(tid), self.ledger.aborted_epoch(tid)
         request = OpenTransactionRequest(
             transactional_id=tid,
             instance=self._instance,
@@ -187,7 +201,7 @@ class QueryLife(_Staging):
         opened = await client.run(
             open_transaction(client.cluster, request, timeout_s=self.timeout_s)
         )
-        self.ledger.opened(tid, opened.last_sequence, before)
+        self.ledger.opened(tid, opened.last_sequence, before, opened.epoch, aborted)
         self.ledger.holds(tid, self._instance, opened.epoch)
         if opened.last_sequence >= self._batch and self._skips:
             self.world.events["a query skips a batch that has committed"] += 1
@@ -197,6 +211,7 @@ class QueryLife(_Staging):
         for _ in range(self.rng.randint(0, 3)):
             won = await self._run_task(opened.epoch)
             winners += [] if won is None else [won]
+        await self.rest()
         await self._commit(opened.epoch, opened.last_sequence, winners)
 
     async def _run_task(self, epoch: int) -> tuple[Attempt, CommittedAttempt] | None:
@@ -247,7 +262,7 @@ class QueryLife(_Staging):
             durability=Durability.TOPIC_DEFAULT,
             wait=self.rng.choice((0, 1)),
         )
-        if not self.lives.stopped and self.rng.random() < 0.05:
+        if not self.lives.stopped and self.rng.random() < 0.1:
             self.loop.create_task(self._guarded(self._abort(bid)))
         try:
             answer = await client.run(
@@ -288,6 +303,7 @@ class QueryLife(_Staging):
             return
         if bid.state == "committed":
             raise Violation(f"{bid.attempts[0]} has committed, and was aborted")
+        self.ledger.aborted(bid.tid, bid.epoch)
         self.ledger.ended(bid, "aborted")
 
     def _checkpoint(self) -> None:

@@ -206,6 +206,17 @@ def next_sequence(producers: ProducerStates) -> int:
     return producers.publishes.table[CLUSTER, 3][-1].next_sequence
 
 
+@pytest.mark.parametrize("end", [0, 1, 5])
+def test_a_cut_takes_back_what_is_known_of_a_publish(end: int) -> None:
+    """Its leader would take rows that are gone for stored ones."""
+    log, producers = open_log(SimDisk(1))
+    append_publish(log, producers, range(6))
+    flush(log)
+    truncate(log, end)
+    runs = producers.publishes.table.get((CLUSTER, 3), ())
+    assert sum(run.row_count for run in runs) == end
+
+
 @pytest.mark.parametrize("has_old", [True, False])
 @pytest.mark.parametrize("crashes", [True, False])
 def test_a_cut_below_all_snapshots_forgets_no_publish_whose_rows_are_trimmed(
