@@ -77,8 +77,7 @@ whether it is done, and are answered at once, so that no target that is away kee
 PUBLISH_BACKOFF_MS_MIN: Final = 50
 PUBLISH_BACKOFF_MS_MAX: Final = 2_000
 COUNT_BACKOFF_MS: Final = 50
-COUNTS_AT_ONCE: Final = 16
-"""Of one COMMIT."""
+COUNTS_AT_ONCE: Final = 16  # Of one COMMIT.
 SWEEP_MS: Final = 10_000
 """Between two looks for ids that are to be forgotten."""
 _PARTS_PER_STEP: Final = 500
@@ -781,8 +780,7 @@ def _decision_level(hosted: Hosted) -> int:
 
 
 def _is_in_vain(moment: tuple[int, int, object, Future | None]) -> bool:
-    ends = moment[3]
-    return ends is not None and ends.is_set
+    return moment[3] is not None and moment[3].is_set
 
 
 def _ignore(_offset: int, _error: QuiverlogError | None, _now: Now) -> None:

@@ -1,4 +1,4 @@
-"""What is said about rows of transactions that wait, and when."""
+"""Warnings about rows of transactions that wait, and when they come."""
 
 from __future__ import annotations
 

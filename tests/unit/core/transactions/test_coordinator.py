@@ -615,18 +615,6 @@ def test_an_id_of_single_use_goes_an_hour_after_its_commit(is_over: bool) -> Non
     assert found == ([Record("batch", Forgotten())] if is_over else [])
 
 
-@pytest.mark.parametrize("wall_us", [-3_600_000_000, 3_600_000_000])
-def test_a_clock_that_is_set_forgets_no_id_of_single_use(wall_us: int) -> None:
-    harness = Harness()
-    harness.open("batch", single=True)
-    harness.committed(1, 0, "batch")
-    almost = later(SINGLE_USE_EXPIRY_MS * 1000 - 1)
-    almost = almost._replace(wall_us=almost.wall_us + wall_us)
-    assert expired(harness, almost, TRANSACTIONAL_ID_EXPIRY_MS_DEFAULT) == []
-    over = almost._replace(mono_us=almost.mono_us + 1)
-    assert expired(harness, over, TRANSACTIONAL_ID_EXPIRY_MS_DEFAULT)
-
-
 def test_an_id_that_is_opened_while_it_is_forgotten_was_seen_then() -> None:
     harness = Harness()
     harness.open()
@@ -641,21 +629,6 @@ def test_an_id_that_is_opened_while_it_is_forgotten_was_seen_then() -> None:
     assert expired(harness, now) == []
     harness.put(harness.coordinator.forget("app"))
     assert not harness.coordinator._seen_us
-
-
-def test_of_ids_that_are_not_known_no_sign_of_life_is_kept() -> None:
-    harness = Harness()
-    for tid in ("stays", "goes"):
-        harness.open(tid)
-        harness.coordinator.sign_of_life(tid, START)
-    harness.put(harness.coordinator.forget("goes"))
-    # The append of these fails, and the coordinator goes on.
-    harness.propose(
-        harness.coordinator.open("new", b"one", "client", TIMEOUT_MS, False, START).records
-    )
-    harness.coordinator.sign_of_life("new", START)
-    harness.coordinator.drop_pending()
-    assert [*harness.coordinator._seen_us] == ["stays"]
 
 
 def test_a_call_looks_at_a_bounded_number_of_ids(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ DAY_US = 24 * 3_600_000_000
 
 
 def moment(ms: int, ahead_us: int = 0) -> Now:
-    """So long after the begin, by a clock of people that is ahead of the one before."""
+    """A moment after the begin, by a clock of people that is ahead of the one before."""
     us = ms * 1000
     return Now(START.mono_us + us, START.wall_us + us + ahead_us)
 
@@ -103,3 +103,18 @@ def test_an_id_that_is_forgotten_begins_anew() -> None:
         (harness.coordinator._seen_us, harness.coordinator._opened_us,
          harness.coordinator._committed_us)
     )  # fmt: skip
+
+
+def test_of_ids_that_are_not_known_no_sign_of_life_is_kept() -> None:
+    harness = Harness()
+    for tid in ("stays", "goes"):
+        harness.open(tid)
+        harness.coordinator.sign_of_life(tid, START)
+    harness.put(harness.coordinator.forget("goes"))
+    # The append of these fails, and the coordinator goes on.
+    harness.propose(
+        harness.coordinator.open("new", b"one", "client", TIMEOUT_MS, False, START).records
+    )
+    harness.coordinator.sign_of_life("new", START)
+    harness.coordinator.drop_pending()
+    assert [*harness.coordinator._seen_us] == ["stays"]

@@ -8,12 +8,13 @@ from unittest import mock
 import pytest
 
 from quiverlog.core.transactions import records
-from quiverlog.errors import InvalidRequest, NotLeader, UnsupportedFormat
+from quiverlog.errors import InvalidRequest, NotLeader, ThrottledBroker, UnsupportedFormat
 from quiverlog.limits import GIB
 from quiverlog.node.assignment.lookup import Lookup
 from quiverlog.node.cluster_gauges import transaction_gauges
 from quiverlog.node.runtime.events import Tick
 from quiverlog.node.transactions import coordinators as module
+from quiverlog.node.transactions import hosted as hosting
 from quiverlog.types import Durability
 from quiverlog.wire.transaction_messages import (
     CountedTarget,
@@ -168,6 +169,14 @@ def test_moments_of_answered_commits_do_not_pile_up_behind_one_that_waits(
     assert moments(node) == 2, "one above: those that wait"
     node.published()
     assert node.response(waiting).is_published
+
+
+def test_an_open_that_cannot_be_recorded_is_no_sign_of_life(
+    node: TransactionDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "PENDING_RECORDS_MAX", 0)
+    assert node.open().error_code == ThrottledBroker.code
+    assert not node.machine()._seen_us
 
 
 # --- rows that cannot be used --------------------------------------------------------------------

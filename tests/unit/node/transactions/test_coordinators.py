@@ -21,7 +21,6 @@ from quiverlog.errors import (
     SequenceTaken,
     SequenceTooOld,
     StagedRowsLost,
-    ThrottledBroker,
     TransactionBusy,
     TransactionClosed,
     TransactionFenced,
@@ -599,14 +598,6 @@ def test_a_commit_is_a_sign_of_life_and_one_that_is_refused_is_none(
     assert node.machine().silent_us("app", node.now) >= 60_000_000
     node.commit(epoch, 0)
     assert node.machine().silent_us("app", node.now) < 1_000_000
-
-
-def test_an_open_that_cannot_be_recorded_is_no_sign_of_life(
-    node: TransactionDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hosting, "PENDING_RECORDS_MAX", 0)
-    refused(node.open(), ThrottledBroker)
-    assert not node.machine()._seen_us
 
 
 def test_a_snapshot_takes_the_place_of_the_records_before_it(

@@ -136,7 +136,7 @@ def test_rows_reach_their_targets_with_the_numbers_of_the_publish(
 def test_each_batch_is_numbered_once_whatever_fits_a_piece(
     publisher: Publisher, more: int, pieces: int
 ) -> None:
-    """Its checksums cost what its bytes cost: the one that is too much is left to the next."""
+    """A checksum costs what its bytes cost: the batch that is too much is left to the next."""
     (key, _) = publisher.keys
     inner = batch_of([1, 2])
     first = publisher.stage(*[(key, inner)] * 4)

@@ -28,7 +28,7 @@ MS = 1000
 
 
 def items(*row_counts: int, offset: int = 0) -> list[Item]:
-    """Staged rows from `offset` on, of so many rows each."""
+    """Staged rows from `offset` on, each of this number of rows."""
     found, sequence = [], 0
     for number, row_count in enumerate(row_counts):
         found.append(Item(offset + number, sequence, row_count))
