@@ -208,7 +208,7 @@ def next_sequence(producers: ProducerStates) -> int:
 
 @pytest.mark.parametrize("end", [0, 1, 5])
 def test_a_cut_takes_back_what_is_known_of_a_publish(end: int) -> None:
-    """Its leader would take rows that are gone for stored ones."""
+    """A leader would take rows that are gone for stored ones."""
     log, producers = open_log(SimDisk(1))
     append_publish(log, producers, range(6))
     flush(log)
