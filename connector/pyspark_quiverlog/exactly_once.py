@@ -129,6 +129,7 @@ class Staging:
         self._stager: Any = None
         self._attempt: Any = None
         self._skipped = 0
+        self._is_over = False
         # Held while opening: the timer may do it, too.
         self._lock = threading.Lock()
         silent_s = min(SILENT_S_MAX, options.transaction_timeout / 3)
@@ -149,6 +150,7 @@ class Staging:
         """Wait until all rows are staged."""
         self._timer.cancel()
         with self._lock:
+            self._is_over = True
             assert self._attempt is None or not self._skipped, "all rows of a task, or none"
             report.skipped = self._skipped
             if self._attempt is not None:
@@ -165,6 +167,7 @@ class Staging:
         """End it after an error: its rows count for nothing."""
         self._timer.cancel()
         with self._lock:
+            self._is_over = True
             if self._stager is not None:
                 pool.drop_stager(self._stager)
 
@@ -182,7 +185,8 @@ class Staging:
     def _open(self) -> Any:
         """Return the attempt; None: the transaction had committed before this run."""
         with self._lock:
-            if self._stager is None:
+            # The timer may fire as the task ends: nothing would end an attempt that it opens.
+            if self._stager is None and not self._is_over:
                 self._timer.cancel()
                 stager = pool.stager(
                     pool.endpoint(self._options),

@@ -255,6 +255,8 @@ def test_a_task_that_gets_no_row_for_long_opens_the_id(monkeypatch: pytest.Monke
     soon = options(**{"transaction.timeout": "90s"})
     WriteTask(soon, Route("t", None, None), SCHEMA, WRITER).run(iter([]))
     assert timers[1].seconds == 30
+    timers[1].fire()
+    assert len(stager.attempts) == 1, "the task has ended"
 
 
 def test_a_worker_keeps_the_stagers_that_it_used_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -698,7 +698,8 @@ class Attempt(StagedRows):
             self._end("given up")
             raise
         # The commit follows, unless attempts of others are open, which show life.
-        self._core.rest()
+        with self._hosted.lock:
+            self._core.rest()
         self._ended = "finished"
         assert len(attempts) <= 1, "one attempt, with all of its parts"
         holder = self._holder
