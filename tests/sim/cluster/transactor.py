@@ -115,6 +115,7 @@ class TransactingLife(_Staging):
             transaction_timeout=_TIMEOUT_MS / 1000 * self._scale,
             durability=None if level is None else "replicated_flushed",
         )
+        transaction._is_told = True  # No warning: a program that dies leaves it open.
         self._resolve(transaction)
         holder = transaction._holder
         self.ledger.opened(tid, transaction.sequence - 1, before, holder.epoch, aborted)
@@ -140,6 +141,7 @@ class TransactingLife(_Staging):
             timeout=self.timeout_s,
             transaction_timeout=_TIMEOUT_MS / 1000 * self._scale,
         )
+        transaction._is_told = True  # No warning: a program that dies leaves it open.
         self._resolve(transaction)
         epoch = transaction._holder.epoch
         attempt = self.ledger.begin(self.lives.tid, transaction.sequence, epoch, self.name)
@@ -238,6 +240,7 @@ class QueryLife(_Staging):
         holder.last_sequence = attempt.sequence - 1
         await holder._open_staging(complete)
         task = AsyncTransaction(holder, complete, timeout_s=self.timeout_s, wait="decided")
+        task._is_told = True
         try:
             await self.send_some(task, attempt)
             attempts = await task._stage()
