@@ -63,6 +63,7 @@ PAUSE_S_MAX: Final = 4.0
 MOVES_WITHIN_S: Final = 400.0
 """Of a driver that is started anew, on a machine with other work, up to a micro-batch."""
 ENDS_WITHIN_S: Final = 600.0
+RUNS_MAX: Final = 3
 FEED_EVERY_S: Final = 0.5
 FEED_ROWS: Final = 10
 NOON: Final = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
@@ -383,11 +384,16 @@ class _Long:
 
     # --- the end -------------------------------------------------------------------------------
     def _run_to_end(self, plan: Plan) -> None:
-        driver = self._driver(plan)
-        try:
-            driver.wait(ENDS_WITHIN_S)
-        finally:
-            driver.kill()
+        """Start the queries again if they fail: Spark gives Python ten seconds to begin."""
+        for left in reversed(range(RUNS_MAX)):
+            driver = self._driver(plan)
+            try:
+                if driver.wait_for_end(ENDS_WITHIN_S) == 0:
+                    return
+                assert left, driver.log_text[-3000:]
+                self._on_step(f"failed, and started again: {driver.log_text[-500:]}")
+            finally:
+                driver.kill()
 
     def _compare(self, client: Any, clean: Plan, watches: list[Watch]) -> None:
         sinks = (self._plan.sink, self._plan.more[1]), (clean.sink, clean.more[1])
