@@ -54,7 +54,11 @@ _SESSION: Final = re.compile(r"spark-session-([0-9a-f-]{36})(-execution-root-id-
 
 logger = logging.getLogger("pyspark_quiverlog")
 
+WRITTEN_MAX: Final = 1_024
+
 _checked: set[tuple[str, ...]] = set()
+_written: dict[str, tuple[bytes, int]] = {}
+"""Of this process: by transactional id, the run and the sequence of its last commit."""
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -224,16 +228,26 @@ def commit(
     options: WriteOptions,
     writer_id: uuid.UUID,
     staged: Sequence[StagedAttempt],
+    instance: bytes,
     skipped: int,
     what: str,
 ) -> None:
-    """Publish the rows. Without any, nothing is sent but for a `txnVersion`, which is taken."""
+    """Publish the rows. Without any, nothing is sent but for a `txnVersion`, which is taken.
+
+    Args:
+        instance: the run, as the tasks name it.
+    """
     if not staged and options.txn_app_id is not None:
         name = transaction_name(options, lambda _: None, writer_id)
-        staged = [Staging(options, name).stage_nothing()]
+        staged, instance = [Staging(options, name).stage_nothing()], name.instance
     if not staged:
         return
     client = pool.client(pool.endpoint(options))
+    transaction = (instance, staged[0].sequence)
+    # A micro-batch that is repeated is answered so twice, and the second write's rows were never
+    # written: its tasks skip, and only this process sees that there are two.
+    if _written.get(staged[0].transactional_id) == transaction:
+        raise _taken(staged[0], what)
     try:
         # Also where all tasks skipped: by the epoch the coordinator distinguishes a micro-batch
         # that is repeated from a second write to the sink.
@@ -242,6 +256,10 @@ def commit(
         )
     except QuiverlogError as error:
         raise _explained(error, options, staged[0], what) from error
+    _written.pop(staged[0].transactional_id, None)
+    if len(_written) >= WRITTEN_MAX:
+        del _written[next(iter(_written))]
+    _written[staged[0].transactional_id] = transaction
     if skipped:
         logger.warning(
             "%s had been written before: its %d rows are not written again", what, skipped
@@ -262,11 +280,7 @@ def _explained(
 ) -> QuiverlogError:
     name = f"{one.transactional_id!r}"
     if isinstance(error, SequenceTaken):
-        return SequenceTaken(
-            f"{what} has been written to sink {name} already in this run, by another write. Give "
-            "each write of a micro-batch a `sinkId` of its own, or write all of its rows at once, "
-            "with a topic column."
-        )
+        return _taken(one, what)
     if isinstance(error, SequenceTooOld):
         if options.txn_app_id is not None:
             return SequenceTooOld(f"{what}: {error.message} Write under a higher `txnVersion`.")
@@ -282,6 +296,14 @@ def _explained(
     if isinstance(error, TransactionFenced):
         return TransactionFenced(f"{what}: another run of the query writes to sink {name} now.")
     return error
+
+
+def _taken(one: StagedAttempt, what: str) -> SequenceTaken:
+    return SequenceTaken(
+        f"{what} has been written to sink {one.transactional_id!r} already in this run, by another "
+        "write. Give each write of a micro-batch a `sinkId` of its own, or write all of its rows "
+        "at once, with a topic column."
+    )
 
 
 def abort(options: WriteOptions, staged: Sequence[StagedAttempt], what: str) -> None:

@@ -54,7 +54,8 @@ class Written:
 class TaskReport(WriterCommitMessage):  # type: ignore[misc]
     """What one task attempt wrote. `query_id` and `batch_id`: empty and -1 for a batch write.
 
-    `written` at least once, `staged` exactly once; `skipped`: rows that an earlier run has written.
+    `written` at least once, `staged` and `instance` exactly once; `skipped`: rows that an earlier
+    run has written.
     """
 
     query_id: str = ""
@@ -63,6 +64,7 @@ class TaskReport(WriterCommitMessage):  # type: ignore[misc]
     attempt: int = -1
     written: dict[tuple[str, int], Written] = field(default_factory=dict)
     staged: StagedAttempt | None = None
+    instance: bytes = b""
     skipped: int = 0
 
     @property
@@ -102,7 +104,8 @@ class _Writer(worker_process.SentToTasks):
         if self.is_exactly_once:
             staged = [one.staged for one in reports if one.staged is not None]
             skipped = sum(one.skipped for one in reports)
-            exactly_once.commit(self.options, self.id, staged, skipped, what)
+            instance = next((one.instance for one in reports if one.instance), b"")
+            exactly_once.commit(self.options, self.id, staged, instance, skipped, what)
         worker_process.end_of_work()
 
     def abort(self, messages: list[Any], what: str) -> None:
@@ -206,6 +209,7 @@ class WriteTask:
         if self._options.delivery_mode == "at_least_once":
             return report, Appending(self._options)
         name = transaction_name(self._options, local_property, self._writer_id)
+        report.instance = name.instance
         return report, Staging(self._options, name)
 
     def _route_to(self, topic: str) -> Route:

@@ -206,7 +206,7 @@ def test_a_task_reports_its_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_task_without_rows_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "stager", None)
     task = WriteTask(options(), Route("t", None, None), SCHEMA, WRITER)
-    assert task.run(iter([])) == TaskReport()
+    assert task.run(iter([])) == TaskReport(instance=WRITER.bytes)
 
 
 @pytest.mark.parametrize("last_sequence", [0, 1])
@@ -251,7 +251,7 @@ def test_a_task_that_gets_no_row_for_long_opens_the_id(monkeypatch: pytest.Monke
 
     report = WriteTask(options(), Route("t", None, None), SCHEMA, WRITER).run(rows())
     assert timers[0].seconds == 60
-    assert report == TaskReport(), "it has nothing to commit"
+    assert report == TaskReport(instance=WRITER.bytes), "it has nothing to commit"
     soon = options(**{"transaction.timeout": "90s"})
     WriteTask(soon, Route("t", None, None), SCHEMA, WRITER).run(iter([]))
     assert timers[1].seconds == 30
@@ -305,6 +305,7 @@ class FakeClient:
 def driver(monkeypatch: pytest.MonkeyPatch, client: FakeClient, **given: str) -> writer._Writer:
     monkeypatch.setattr(pool, "client", lambda where: client)
     monkeypatch.setattr(exactly_once, "_checked", set())
+    monkeypatch.setattr(exactly_once, "_written", {})
     monkeypatch.setattr(writer, "check_write", lambda *_: Route("t", None, None))
     monkeypatch.setattr(writer, "to_arrow_schema", lambda schema: schema)
     made = writer._Writer(options(**given), SCHEMA, overwrite=False)
@@ -317,6 +318,33 @@ def test_a_commit_names_the_attempts_of_all_tasks(monkeypatch: pytest.MonkeyPatc
     made = driver(monkeypatch, client)
     made.commit([TaskReport(staged=staged(1)), TaskReport(), TaskReport(staged=staged(2))], "m")
     assert client.calls == [("commit", [staged(1), staged(2)])]
+
+
+def test_a_second_write_of_a_repeated_micro_batch_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The coordinator answers both that they had committed: their tasks have skipped."""
+    client = FakeClient()
+    made = driver(monkeypatch, client)
+    again = TaskReport(staged=staged(0), instance=b"run", skipped=7)
+    made.commit([TaskReport(), again], "micro-batch 4")
+    with pytest.raises(SequenceTaken, match=r"micro-batch 4 .*'spark/q/t'.*`sinkId`"):
+        made.commit([again], "micro-batch 4")
+    assert len(client.calls) == 1
+    made.commit([TaskReport(staged=staged(0), instance=b"next", skipped=7)], "micro-batch 4")
+    client.answer = TransactionFenced("x")
+    for _ in range(2):  # What has not committed is no write.
+        with pytest.raises(TransactionFenced):
+            made.commit([TaskReport(staged=staged(), instance=b"third")], "micro-batch 4")
+
+
+def test_a_driver_knows_the_last_writes_of_so_many_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = driver(monkeypatch, FakeClient())
+    monkeypatch.setattr(exactly_once, "WRITTEN_MAX", 2)
+    for sequence, name in enumerate(("a", "b", "a", "c")):
+        one = StagedAttempt(name, 1, sequence)
+        made.commit([TaskReport(staged=one, instance=b"run")], "m")
+    assert exactly_once._written == {"a": (b"run", 2), "c": (b"run", 3)}
 
 
 def test_nothing_is_sent_without_rows(monkeypatch: pytest.MonkeyPatch) -> None:
