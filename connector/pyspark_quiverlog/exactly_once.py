@@ -59,6 +59,7 @@ WRITTEN_MAX: Final = 1_024
 _checked: set[tuple[str, ...]] = set()
 _written: dict[str, tuple[bytes, int]] = {}
 """Of this process: by transactional id, the run and the sequence of its last commit."""
+_writing = threading.Lock()
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -256,10 +257,11 @@ def commit(
         )
     except QuiverlogError as error:
         raise _explained(error, options, staged[0], what) from error
-    _written.pop(staged[0].transactional_id, None)
-    if len(_written) >= WRITTEN_MAX:
-        del _written[next(iter(_written))]
-    _written[staged[0].transactional_id] = transaction
+    with _writing:
+        _written.pop(staged[0].transactional_id, None)
+        if len(_written) >= WRITTEN_MAX:
+            del _written[next(iter(_written))]
+        _written[staged[0].transactional_id] = transaction
     if skipped:
         logger.warning(
             "%s had been written before: its %d rows are not written again", what, skipped

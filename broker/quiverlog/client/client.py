@@ -341,7 +341,9 @@ class Client(BlockingMethods):
             instance: 1 to 64 bytes, the same in all processes of one run of the program, and new
                 with each run: the newest run fences the others.
             single_use: the cluster forgets the id an hour after its commit.
-            batch_rows, batch_bytes, linger: when a batch is staged, as in `producer`.
+            batch_rows: rows of a batch, which is staged then.
+            batch_bytes: the same in bytes.
+            linger: seconds after which its first row is staged at the latest.
             timeout: seconds that rows may wait to be staged.
             transaction_timeout: seconds without an open attempt, after which the coordinator may
                 end the transaction.
