@@ -287,9 +287,10 @@ def _explained(
         if options.txn_app_id is not None:
             return SequenceTooOld(f"{what}: {error.message} Write under a higher `txnVersion`.")
         return SequenceTooOld(
-            f"{what}: sink {name} has later micro-batches of this query. Was its checkpoint put "
-            "back from a backup? Then its rows up to there are in the topic: go on with the newer "
-            "checkpoint, or with a new one from the offsets that you choose."
+            f"{what}: sink {name} has later micro-batches of this query, and this one was not "
+            "written. If another run of the query writes them, leave it to that one. If the "
+            "checkpoint was put back from a backup, the rows up to there are in the topic: go on "
+            "with the newer checkpoint, or with a new one from the offsets that you choose."
         )
     if isinstance(error, TransactionClosed):
         return TransactionClosed(
