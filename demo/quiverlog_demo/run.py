@@ -165,9 +165,10 @@ def _replay(client: Client, tables: dict[str, pa.Table], console: Console) -> Le
             partitions=spec.partitions,
             key=list(spec.key),
         )
-    for spec in SOURCES[1:]:
-        with client.producer(spec.name) as producer:
-            producer.send(tables[spec.name])
+    # All or none. The cluster makes its topics of transactions now, while all brokers are live.
+    with client.transaction("demo") as transaction:
+        for spec in SOURCES[1:]:
+            transaction.send(spec.name, tables[spec.name])
     flights = tables["flights"]
     total = flights.num_rows
     console.print(f"Replaying {total:,} flights in the order in which they were to leave.")
