@@ -34,7 +34,15 @@ if TYPE_CHECKING:
 
     from quiverlog.client.transactions.questions import StagedAttempt
 
-__all__ = ["Staging", "TransactionName", "abort", "check_cluster", "commit", "transaction_name"]
+__all__ = [
+    "Staging",
+    "TransactionName",
+    "abort",
+    "batch_settings",
+    "check_cluster",
+    "commit",
+    "transaction_name",
+]
 
 LEVEL: Final = 2
 """The feature level of transactions."""
@@ -199,7 +207,8 @@ class Staging:
                     self._name.instance,
                     single_use=self._name.single_use,
                     transaction_timeout=self._options.transaction_timeout,
-                    **_settings(self._options),
+                    timeout=self._options.delivery_timeout,
+                    **batch_settings(self._options),
                 )
                 attempt = stager.attempt(self._name.sequence)
                 self._stager = stager
@@ -210,12 +219,12 @@ class Staging:
             return self._attempt
 
 
-def _settings(options: WriteOptions) -> dict[str, Any]:
+def batch_settings(options: WriteOptions) -> dict[str, Any]:
+    """Return what a stager and a producer are given alike."""
     settings: dict[str, Any] = {
         "batch_rows": options.batch_rows,
         "batch_bytes": options.batch_bytes,
         "linger": LINGER_S,
-        "timeout": options.delivery_timeout,
     }
     if options.compression != "topic_default":
         settings["compression"] = options.compression

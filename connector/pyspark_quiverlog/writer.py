@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from ._compat import (
     arrow_from_rows,
     to_arrow_schema,
 )
-from .exactly_once import LINGER_S, Staging, transaction_name
+from .exactly_once import Staging, batch_settings, transaction_name
 from .options import Use, WriteOptions, parse_write_options
 from .routing import Route, check_write, split_by_route, topic_schema
 from .topic_creation import create_missing
@@ -199,9 +199,9 @@ class WriteTask:
 
         context = TaskContext.get()
         report = TaskReport()
-        local_property: Callable[[str], str | None] = lambda _: None  # noqa: E731
+        # Spark's is filled inside `foreachBatch`, too.
+        local_property = _no_property if context is None else context.getLocalProperty
         if context is not None:
-            local_property = context.getLocalProperty  # also inside foreachBatch
             report.query_id = local_property("sql.streaming.queryId") or ""
             report.batch_id = int(local_property("streaming.sql.batchId") or -1)
             report.partition_id = context.partitionId()
@@ -227,6 +227,10 @@ class WriteTask:
         return known
 
 
+def _no_property(_name: str) -> str | None:
+    return None
+
+
 class Appending:
     """At least once: rows go to their topics, and a repeated task sends them again."""
 
@@ -235,7 +239,7 @@ class Appending:
         self._not_opened: QuiverlogError | None = None
         self._sent: list[tuple[str, Any]] = []
         self._where = pool.endpoint(options)
-        self._settings = _producer_settings(options)
+        self._settings = {"delivery_timeout": options.delivery_timeout, **batch_settings(options)}
 
     def begin(self, topic: str | None) -> None:
         """Check the one topic's producer while Spark prepares the first rows."""
@@ -271,20 +275,6 @@ class Appending:
             producer = pool.producer(self._where, topic, **self._settings)
             self._producers[topic] = producer
         return producer
-
-
-def _producer_settings(options: WriteOptions) -> dict[str, Any]:
-    settings: dict[str, Any] = {
-        "batch_rows": options.batch_rows,
-        "batch_bytes": options.batch_bytes,
-        "linger": LINGER_S,
-        "delivery_timeout": options.delivery_timeout,
-    }
-    if options.compression != "topic_default":
-        settings["compression"] = options.compression
-    if options.durability != "topic_default":
-        settings["durability"] = options.durability
-    return settings
 
 
 def _add_results(report: TaskReport, topic: str, results: list[Any]) -> None:
