@@ -80,6 +80,13 @@ BUGS: dict[str, tuple[Mutation, ...]] = {
     "a later sequence is called an abort": (
         Mutation(f"{HOLDER}._resolve", 'outcome = "unknown"', 'outcome = "aborted"'),
     ),
+    "what a forgotten id has committed is called an abort": (
+        Mutation(
+            f"{HOLDER}._resolve",
+            'self.unanswered = None\n            return "unknown"',
+            'self.unanswered = None\n            return "aborted"',
+        ),
+    ),
     "the outcome is forgotten where the next step fails": (
         Mutation(f"{HOLDER}.begin", "self.previous = self._resolve", "self._resolve"),
     ),
@@ -132,6 +139,7 @@ class World:
         self.faults = self.random.choice([0.0, 0.3, 0.5, 0.5, 0.7])
         # Without other programs, and without those that close epochs and lose rows.
         self.is_alone = self.random.random() < 0.25
+        self.is_forgotten = self.random.random() < 0.25
         # Of counts of staged rows that find too few.
         self.flaky = self.random.choice([0.0, self.faults / 8, self.faults])
         self.loses_commits = False
@@ -183,6 +191,9 @@ class World:
             return self.commit(request)
         assert isinstance(request, AbortTransactionRequest)
         machine = self.serving
+        if request.forget:
+            self.propose(machine.forget(request.transactional_id))
+            return AbortTransactionResponse()
         aborting = machine.abort(
             request.transactional_id, request.epoch, request.sequence, force=request.force
         )
@@ -291,6 +302,9 @@ class World:
             self.reply(self.at_large.pop(self.random.randrange(len(self.at_large))))
         elif chance < self.faults / 3:
             self.serving = self.new_coordinator(len(self.log))
+        elif self.is_forgotten and chance < self.faults / 2 and not self.at_large:
+            # By command. What is under way could commit before, and nothing would show it.
+            self.reply(AbortTransactionRequest(transactional_id=NAME, forget=True))
         elif self.is_alone:
             return
         elif chance < self.faults / 2.5:

@@ -199,7 +199,7 @@ class World:
             lambda: self.coordinator.open(tid, instance, "client", TIMEOUT_MS, False, self.now)
         )
         if opening is not None:
-            self.coordinator.sign_of_life(tid, self.now)
+            self.coordinator.sign_of_life(tid, self.now, opens=bool(opening.records))
             self.propose(opening.records)
 
     def commit(self, tid: str) -> None:

@@ -63,6 +63,14 @@ BUGS: dict[str, Mutation | tuple[Mutation, ...]] = {
     "a forgotten id begins at epoch 1": Mutation(
         f"{COORDINATOR}:Coordinator.open", "self._pended_forgotten_epoch if state", "0 if state"
     ),
+    "a late abort of a forgotten id is answered like any other": (
+        Mutation(f"{COORDINATOR}:Coordinator._held", "if not state.instance:", "if False:"),
+        Mutation(
+            f"{COORDINATOR}:_after",
+            "if before.closed is not None else before.epoch",
+            "if before.closed is not None else before.epoch if state else change.epoch - 1",
+        ),
+    ),
     "a clock that is set forgets ids of single use": Mutation(
         f"{COORDINATOR}:Coordinator._is_expired",
         "now.mono_us - committed_us",

@@ -24,6 +24,7 @@ from quiverlog.errors import (
 
 from .transaction_checks import check
 from .transaction_world import (
+    EXPIRY_TICKS,
     LOST,
     SINGLE_USE_TICKS,
     STAGING,
@@ -77,9 +78,9 @@ class App:
             self.run_count += 1
             self.newest = Run(self, f"{self.tid}/{self.run_count}".encode())
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: Run, rests: float = 0.1) -> None:
         if run is self.newest:
-            self.world.after(10 + self.world.rest(0.1), self.start)
+            self.world.after(10 + self.world.rest(rests), self.start)
 
     def crash(self) -> None:
         # Half of them go on beside the next.
@@ -132,10 +133,10 @@ class Run:
     def key(self) -> Key:
         return Key(self.app.tid, self.epoch, self.sequence)
 
-    def die(self) -> None:
+    def die(self, rests: float = 0.1) -> None:
         if not self.is_dead:
             self.is_dead = True
-            self.app.ended(self)
+            self.app.ended(self, rests)
 
     # --- open and stage ------------------------------------------------------------------------
     def _open(self) -> None:
@@ -237,7 +238,7 @@ class Run:
             turn,
         )  # fmt: skip
         if self.world.chaos and self.world.rng.random() < 0.05:
-            self._abort_beside()
+            self._abort_beside(self.epoch, self.sequence, tuple(self.attempts))
 
     def _committed(self, turn: int, named: tuple[bytes, ...], error: Any) -> None:
         if self.is_dead or turn != self.turn:
@@ -246,13 +247,19 @@ class Run:
             self._refused(error)
             return
         app, rng = self.app, self.world.rng
+        if self.world.chaos and rng.random() < 0.05:
+            self._abort_late()
         if self.wrote is not None:
             app.twice[self.key] = named
         if app.is_query:
             if self.world.chaos and rng.random() < 0.1:
-                self.die()  # Before its checkpoint has it: the batch comes again.
-                if rng.random() < 0.2:
+                # Before its checkpoint has it: the batch comes again.
+                if rng.random() < 0.3:
                     self.world.coordinators.present.forget(app.tid)
+                    self._abort_late()
+                    self.die(rests=0.5)
+                else:
+                    self.die()
                 return
             if self.world.chaos and named and rng.random() < 0.05:
                 self._begin(self.key)
@@ -298,15 +305,19 @@ class Run:
             self.app.aborted.update(self.attempts)
         self.die()
 
-    def _abort_beside(self) -> None:
+    def _abort_late(self) -> None:
+        """A driver that died wakes up behind its commit; the id may be forgotten by then."""
+        delay = self.world.rng.choice((20, 100, EXPIRY_TICKS))
+        self.world.after(delay, self._abort_beside, self.epoch, self.sequence, tuple(self.attempts))
+
+    def _abort_beside(self, epoch: int, sequence: int, attempts: tuple[bytes, ...]) -> None:
         """Spark's abort comes while the commit is on its way."""
-        attempts = tuple(self.attempts)
 
         def aborted(error: Any, had_committed: bool) -> None:
             if error is None and not had_committed:
                 self.app.aborted.update(attempts)
 
-        self.world.coordinators.ask("abort", self.app.tid, self.epoch, self.sequence, aborted)
+        self.world.coordinators.ask("abort", self.app.tid, epoch, sequence, aborted)
 
 
 def run_world(seed: int) -> TransactionWorld:

@@ -256,7 +256,7 @@ class Coordinating(Leader):
             refused: Any = error
             self._when_safe(lambda: self.world.send(reply, refused, -1, -1))
             return
-        self.core.sign_of_life(tid, self.moment)
+        self.core.sign_of_life(tid, self.moment, opens=bool(opening.records))
         answer = (None, opening.epoch, opening.last_sequence)
         if opening.records:
             self._propose(opening.records, lambda: self.world.send(reply, *answer))

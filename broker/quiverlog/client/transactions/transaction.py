@@ -287,6 +287,10 @@ class Holder:
                 # Another client holds the id, and is not fenced for the sake of what is past.
                 error.add_note(f"What became of transaction {request.sequence} is not known.")
                 raise
+            except UnknownTransactionalId:
+                # Forgotten, and with it what became of this. Its epoch is over in any case.
+                self.unanswered = None
+                return "unknown"
             except QuiverlogError as error:
                 if error.retriable or isinstance(error, CommitUnknown):
                     raise
@@ -300,8 +304,8 @@ class Holder:
             outcome = self._asked_again(request, timeout_s)
         except (SequenceTaken, TransactionClosed, TransactionFenced):
             outcome = "aborted"
-        except SequenceTooOld:
-            outcome = "unknown"  # Another client has held the id in between.
+        except (SequenceTooOld, UnknownTransactionalId):
+            outcome = "unknown"  # Another client has held the id in between, or it is forgotten.
         self.unanswered, self._has_reopened = None, False
         return outcome
 

@@ -300,8 +300,12 @@ class Coordinator:
         return _snapshot(self._pended_forgotten_epoch, states)
 
     # --- signs of life -------------------------------------------------------------------------
-    def sign_of_life(self, tid: str, now: Now) -> None:
+    def sign_of_life(self, tid: str, now: Now, *, opens: bool = False) -> None:
+        """`opens`: an epoch begins. For ids that are known, or proposed: of others an entry would
+        stay for ever."""
         self._seen_us[tid] = now.mono_us
+        if opens:
+            self._opened_us[tid] = now.mono_us
 
     def silent_us(self, tid: str, now: Now) -> int:
         return max(0, now.mono_us - self._seen_us.get(tid, self._begun_us))
@@ -328,7 +332,6 @@ class Coordinator:
         epoch = 1 + (self._pended_forgotten_epoch if state is None else state.epoch)
         if epoch >= EPOCHS_END:
             raise TransactionFenced(f"the epochs of {tid!r} are used up: take another id.")
-        self._opened_us[tid] = now.mono_us
         opened = Opened(epoch, instance, client_id, timeout_ms, single_use, now.wall_us)
         return _opening([Record(tid, opened)], epoch, state)
 
@@ -343,7 +346,7 @@ class Coordinator:
 
     def check_commit(self, tid: str, epoch: int, sequence: int, digest: bytes) -> Standing:
         """To be asked again in the turn in which `commit` is: it is true of this moment only."""
-        state = self._known(tid)
+        state = self._held(tid)
         last = state.last
         # What has committed is answered first: its epoch may be over by now.
         if last is not None and sequence == last.sequence:
@@ -392,8 +395,8 @@ class Coordinator:
         return [Record(tid, committed)]
 
     def abort(self, tid: str, epoch: int, sequence: int, *, force: bool) -> Aborting:
-        state = self._known(tid)
         # Behind a decision that is pending: then the answer is as late as it.
+        state = self._known(tid) if force else self._held(tid)
         is_closed = state.closed is not None
         had_committed = state.last is not None and state.last.sequence == sequence
         if force:
@@ -493,6 +496,14 @@ class Coordinator:
             if state.publishing is not None:
                 yield tid, state.publishing
 
+    def _held(self, tid: str) -> SnapshotState:
+        state = self._known(tid)
+        if not state.instance:
+            # Only a Closed has made it. What its rows are of may have committed, and been forgotten
+            # with an earlier life of the id: "it was closed" would be taken for "it was aborted".
+            raise UnknownTransactionalId(f"no instance has opened transactional id {tid!r}.")
+        return state
+
     def _known(self, tid: str) -> SnapshotState:
         state = self._find(tid)
         if state is None:
@@ -518,9 +529,6 @@ def _after(state: SnapshotState | None, record: Record) -> SnapshotState:
             return replace(before, last=last, publishing=None, ends=change.ends)
         case Closed():
             ended = before.ended_epoch if before.closed is not None else before.epoch
-            if state is None:
-                # That of the rows that were asked about: their client had opened it.
-                ended = change.epoch - 1
             return replace(before, epoch=change.epoch, closed=change.reason, ended_epoch=ended)
     raise AssertionError(f"{change} makes no state")
 

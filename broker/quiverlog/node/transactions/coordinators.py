@@ -326,7 +326,7 @@ class Coordinators:
         )
         is_waiting = machine.is_waiting_to_open(tid)
         recorded = _recorded(hosted, is_waiting, opening.records, call.now)
-        machine.sign_of_life(tid, call.now)
+        machine.sign_of_life(tid, call.now, opens=bool(opening.records))
         yield recorded
         return OpenTransactionResponse(
             epoch=opening.epoch,

@@ -81,6 +81,7 @@ class Harness:
     ) -> int:
         opening = self.coordinator.open(tid, instance, "client", TIMEOUT_MS, single, now)
         self.put(opening.records)
+        self.coordinator.sign_of_life(tid, now, opens=bool(opening.records))
         return opening.epoch
 
     def commit(
@@ -458,7 +459,7 @@ def test_an_unknown_id_is_dead_only_behind_a_record(epoch: int, above: int) -> N
     assert resolving.standing is Resolved.DEAD
     harness.put(resolving.records)
     assert harness.resolve(epoch, 0) is Resolved.DEAD
-    with pytest.raises(TransactionClosed):
+    with pytest.raises(UnknownTransactionalId):
         harness.standing(above - 1, 0)
     assert harness.open() == above + 1
 
@@ -561,6 +562,34 @@ def test_an_id_that_is_forgotten_begins_above_every_epoch_that_it_had() -> None:
     assert harness.coordinator.resolve("app", 2, 0, START).records == [
         Record("app", Closed(4, "unknown id"))
     ]
+
+
+def test_what_is_late_for_a_forgotten_id_is_not_answered_that_it_was_aborted() -> None:
+    """Rows that lie staged when it is forgotten have it closed. It may have committed before."""
+    harness = Harness()
+    harness.open()
+    harness.put(harness.commit(1, 0))
+    harness.put(harness.coordinator.forget("app"))
+    harness.put(harness.coordinator.resolve("app", 1, 0, START).records)
+    assert harness.state().closed == "unknown id"
+    for epoch in (1, 2):
+        with pytest.raises(UnknownTransactionalId):
+            harness.coordinator.abort("app", epoch, 0, force=False)
+        with pytest.raises(UnknownTransactionalId):
+            harness.standing(epoch, 0)
+    assert harness.open() == 3
+    with pytest.raises(TransactionFenced):
+        harness.coordinator.abort("app", 1, 0, force=False)
+    with pytest.raises(TransactionFenced):
+        harness.standing(1, 0)
+
+
+def test_an_id_that_only_a_closing_knows_can_be_closed_and_forgotten_by_command() -> None:
+    harness = Harness()
+    harness.put(harness.coordinator.resolve("app", 1, 0, START).records)
+    assert harness.coordinator.abort("app", -1, -1, force=True).records == []
+    harness.put(harness.coordinator.forget("app"))
+    assert "app" not in harness.coordinator.applied
 
 
 def test_forgetting_survives_a_snapshot() -> None:
