@@ -13,6 +13,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar, assert_never
@@ -304,7 +305,7 @@ IDLE_PER_BROKER_MAX = 8
 class BlockingReply:
     """A started request, with a connection to itself."""
 
-    __slots__ = ("call", "connection", "failure", "reply")
+    __slots__ = ("__weakref__", "call", "connection", "failure", "reply")
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -324,10 +325,24 @@ class BlockingDriver:
         self._lock = threading.Lock()
         self._local_reads = LocalReads()
         self._idle: dict[Address, list[BlockingConnection]] = {}
+        # Between two operations, a consumer's requests stay under way.
+        self._started: weakref.WeakSet[BlockingReply] = weakref.WeakSet()
+        self._operations = 0
         self._closed = False
 
     def run(self, operation: Operation[T]) -> T:
         self.check_usable()
+        with self._lock:
+            self._operations += 1
+        try:
+            return self._run(operation)
+        finally:
+            with self._lock:
+                self._operations -= 1
+            if self._closed:
+                self._close_started()
+
+    def _run(self, operation: Operation[T]) -> T:
         answer: object = None
         failure: QuiverlogError | None = None
         while True:
@@ -362,12 +377,20 @@ class BlockingDriver:
             raise ClientClosed("The client is closed: open a new one.")
 
     def close(self) -> None:
-        # Those in use close when their request ends.
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, {}
         for connection in (c for connections in idle.values() for c in connections):
             connection.close()
+        self._close_started()
+
+    def _close_started(self) -> None:
+        """Close the connections of requests under way, unless another thread may wait for them:
+        the last operation does so at its end."""
+        with self._lock:
+            left = [] if self._operations else list(self._started)
+        for pending in left:
+            self.abandon(pending)
 
     def _perform(self, command: Command) -> object:
         match command:
@@ -402,6 +425,8 @@ class BlockingDriver:
             connection.close()
             raise
         pending.connection = connection
+        with self._lock:
+            self._started.add(pending)
         return pending
 
     def finish(self, pending: PendingReply) -> Reply:

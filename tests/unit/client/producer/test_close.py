@@ -15,6 +15,7 @@ import quiverlog.aio
 from quiverlog.wire import messages as m
 from tests.support.client_scenarios import SCHEMA, rows
 from tests.support.scripted_broker import ScriptedBroker
+from tests.support.until import until
 
 WAIT_S = 10.0
 
@@ -89,3 +90,17 @@ def test_a_poll_ends_when_another_thread_closes_the_client(broker: ScriptedBroke
     polling.join(WAIT_S)
     assert not polling.is_alive()
     assert [type(error) for error in errors] == [quiverlog.ClientClosed]
+    until(lambda: not broker.has_connections, "no connection")
+
+
+def test_the_end_of_a_client_ends_the_requests_of_its_consumers(broker: ScriptedBroker) -> None:
+    """A request stays under way between two polls, on a connection of its own."""
+    client = quiverlog.connect(broker.bootstrap)
+    consumers = [client.consumer("t", follow=True) for _ in range(2)]
+    for consumer in consumers:
+        assert consumer.poll(timeout=0.05) is None
+    assert broker.has_connections
+    client.close()
+    until(lambda: not broker.has_connections, "no connection")
+    for consumer in consumers:
+        consumer.close()
