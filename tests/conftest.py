@@ -6,6 +6,7 @@ which nothing was tested is a failure. Not here: any test by name.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -72,6 +73,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     They also stay in the process that began with them, which has their simulated results.
     """
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Take what was imported out of every later collection's work."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage() -> Iterator[None]:
+    """Collect it where it was made: a socket that is found in it then fails its own module."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture

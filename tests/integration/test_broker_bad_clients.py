@@ -17,6 +17,7 @@ from quiverlog.wire import messages as m
 from quiverlog.wire.frames import decode_error, encode
 from tests.support.broker import BrokerProcess
 from tests.support.rawclient import RawClient, make_batch
+from tests.support.until import slack, until
 
 pytestmark = pytest.mark.process
 
@@ -185,9 +186,9 @@ def test_silent_and_dripping_clients_are_closed(broker: BrokerProcess, good: Goo
             break
         time.sleep(0.02)
     assert closed_after is not None, "a drip of one byte each 20 ms was served"
-    assert 0.3 < closed_after < 3
+    assert 0.3 < closed_after < 3 * slack()
     assert silent.next_frame() is None
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 5 * slack()
     silent.close()
     dripping.close()
 
@@ -217,10 +218,7 @@ def test_a_reader_that_takes_nothing_is_closed_and_bounded(
                 slow.send(request)
         time.sleep(0.3)
         assert memory_bytes(broker.pid) - before < 150 << 20
-        deadline = time.monotonic() + 10
-        while "reason=write" not in broker.log_text:
-            assert time.monotonic() < deadline, "the slow reader was not closed"
-            time.sleep(0.02)
+        until(lambda: "reason=write" in broker.log_text, "the slow reader is closed")
 
 
 def test_half_closed_and_vanished_clients_leave_nothing(

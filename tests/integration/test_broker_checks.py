@@ -14,6 +14,7 @@ from quiverlog.types import Compression
 from quiverlog.wire import messages as m
 from tests.support.broker import BrokerProcess
 from tests.support.rawclient import SCHEMA, RawClient, make_batch
+from tests.support.until import slack
 
 pytestmark = pytest.mark.process
 
@@ -55,7 +56,7 @@ def attack(
             started = time.monotonic()
             other.produce(topic_id, make_batch(0))
             seconds.append(time.monotonic() - started)
-        response = asked.result(1)
+        response = asked.result(60)
     assert isinstance(response, m.ProduceResponse)
     assert seconds
     return seconds, response
@@ -73,7 +74,7 @@ def test_a_request_that_takes_long_to_check_holds_no_other_up() -> None:
         seconds, response = attack(broker, topic_id, [part * 5_000])
         assert len(part) * 5_000 > 1_500_000
         assert response.partitions[0].error_code == 0, response.partitions[0].error_message
-        assert max(seconds) < STALL_S_MAX
+        assert max(seconds) < STALL_S_MAX * slack()
         assert len(seconds) > 2, "it was over before another client could have been held up"
 
 
@@ -85,10 +86,10 @@ def test_bombs_that_a_request_may_not_hold_are_refused_unread() -> None:
         copies = -(-2_000_000 // len(largest))
         seconds, response = attack(broker, topic_id, [largest * copies])
         assert response.partitions[0].error_code == BatchTooLarge.code
-        assert max(seconds) < STALL_S_MAX
+        assert max(seconds) < STALL_S_MAX * slack()
         seconds, response = attack(broker, topic_id, [largest] * copies)
         codes = [result.error_code for result in response.partitions]
         assert codes[0] == 0
         assert codes[-1] == ThrottledBroker.code
         assert codes.count(0) < 5
-        assert max(seconds) < STALL_S_MAX
+        assert max(seconds) < STALL_S_MAX * slack()

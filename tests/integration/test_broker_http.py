@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.broker import COMMAND, BrokerProcess
 from tests.support.rawclient import RawClient, make_batch
+from tests.support.until import slack, until
 
 pytestmark = pytest.mark.process
 
@@ -134,7 +135,7 @@ def test_no_request_makes_the_web_framework_complain(broker: BrokerProcess) -> N
 def test_head_and_whole_request_are_bounded_in_time(broker: BrokerProcess) -> None:
     started = time.monotonic()
     assert status_of(talk(broker, b"GET /met")) == 408
-    assert 0.5 < time.monotonic() - started < 8
+    assert 0.5 < time.monotonic() - started < 8 * slack()
     # A reader that takes nothing of a large answer is cut off.
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
@@ -216,11 +217,8 @@ def open_connections(broker: BrokerProcess) -> int:
     return found - 1  # the listener
 
 
-def until_open(broker: BrokerProcess, most: int, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while open_connections(broker) > most:
-        assert time.monotonic() < deadline, open_connections(broker)
-        time.sleep(0.02)
+def until_open(broker: BrokerProcess, most: int) -> None:
+    until(lambda: open_connections(broker) <= most, f"at most {most} open connections")
 
 
 def test_a_crowd_of_half_requests_keeps_no_client_out(broker: BrokerProcess) -> None:

@@ -17,8 +17,10 @@ from pyspark_quiverlog.reader import LogSplit, SplitReader
 from pyspark_quiverlog.schema import METADATA_FIELDS
 from quiverlog.errors import InvalidOption, UnknownTopic
 from tests.support.broker import BrokerProcess
+from tests.support.connector import connections
 
 pytestmark = pytest.mark.process
+__all__ = ["connections"]
 
 ROWS = 70_000
 """Above the bound for gathering: such a batch reaches Spark without a copy."""

@@ -22,7 +22,7 @@ import quiverlog
 from quiverlog.local.cluster import LocalCluster
 from tests.support.broker import BrokerProcess
 from tests.support.growing import GrowingCluster, Typed, at_once, typed
-from tests.support.until import until
+from tests.support.until import slack, until
 
 pytestmark = pytest.mark.process
 
@@ -71,7 +71,7 @@ def asked(cluster: GrowingCluster, *words: str, at: str = "") -> Typed:
     """In bounded time, whichever broker is silent."""
     began_s = time.monotonic()
     done = typed(*words, "-b", at or cluster.bootstrap)
-    assert time.monotonic() - began_s < BOUND_S, done
+    assert time.monotonic() - began_s < BOUND_S * slack(), done
     assert not any(text in done.out for text in NEVER), done
     return done
 
@@ -178,15 +178,24 @@ def what_is_offline_is_what_the_lost_led(left: GrowingCluster) -> None:
 def test_with_a_majority_the_one_that_is_lost_is_named(cluster: GrowingCluster) -> None:
     """The figures are the controller's, and live ones are counted again."""
     cluster.by_id[3].kill9()
-    try:
+
+    def counted() -> bool:
         done = typed("cluster", "status", "-b", cluster.bootstrap)
         assert done.code == 1, done
-        assert "2 answer this machine" in done.out or "2 of 3 live" in done.out
-        assert cluster.by_id[3].bootstrap in done.out
+        assert cluster.by_id[3].bootstrap in done.out, done
+        return "2 answer this machine" in done.out or "2 of 3 live" in done.out
+
+    try:
+        until(counted, "the other two answer in time")
     finally:
         cluster.by_id[3].start()
-    until(cluster.is_whole, "three live brokers")
-    printed = json.loads(cluster.type("cluster", "status", "--format", "json").out)
+
+    # Its copies are in sync again a moment after it is live.
+    def healthy() -> Typed | None:
+        done = typed("cluster", "status", "--format", "json", "-b", cluster.bootstrap)
+        return done if done.code == 0 else None
+
+    printed = until(healthy, "a healthy cluster").json
     assert printed["is_healthy"]
     assert (printed["live"], printed["answering"], printed["voters_to_spare"]) == (3, [1, 2, 3], 1)
 

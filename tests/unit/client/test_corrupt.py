@@ -21,7 +21,10 @@ from quiverlog.limits import BATCH_HEADER_BYTES
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, rows
+from tests.support.connector import connections
 from tests.support.scripted_broker import Answer, ScriptedBroker
+
+__all__ = ["connections"]
 
 BAD = slice(10, 20)
 """The rows of the batch that is damaged on its way out."""

@@ -26,7 +26,10 @@ from quiverlog.client.rows.decoding import ConsumerBatch
 from quiverlog.errors import CorruptBatch, SchemaMismatch
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import CLIENT_KINDS, connect
+from tests.support.connector import connections
 from tests.support.scripted_broker import Answer, ScriptedBroker
+
+__all__ = ["connections"]
 
 LATIN1 = "Müller".encode("latin1")
 
