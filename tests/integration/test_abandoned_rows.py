@@ -44,11 +44,11 @@ class Hasty(Growing):
         return found
 
 
-@pytest.fixture(params=[1, 3], ids=["one broker", "three brokers"])
-def brokers(request: pytest.FixtureRequest) -> Iterator[Hasty]:
+@pytest.fixture
+def brokers() -> Iterator[Hasty]:
     with ExitStack() as stack:
         brokers = Hasty(stack)
-        while len(brokers.by_id) < request.param:
+        for _ in range(3):
             brokers.add()
         until(lambda: brokers.is_whole(), "all brokers")
         yield brokers

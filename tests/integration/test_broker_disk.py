@@ -113,9 +113,16 @@ def test_a_start_on_a_full_disk(small_disk: Path) -> None:
             assert stored.ids == list(range(100))
 
 
-@pytest.mark.parametrize("damage", ["garbage", "empty", "missing"])
 @pytest.mark.parametrize(
-    "pattern", ["*.index", "*.timeindex", "leader-epochs", "producers.snapshot", "partition.json"]
+    ("pattern", "damage"),
+    [
+        ("*.index", "garbage"),
+        ("*.timeindex", "empty"),
+        ("leader-epochs", "missing"),
+        ("producers.snapshot", "garbage"),
+        ("partition.json", "garbage"),
+        ("partition.json", "missing"),
+    ],
 )
 def test_damaged_helper_files_cost_no_row(tmp_path: Path, pattern: str, damage: str) -> None:
     config = {"topic.defaults.segment.bytes": 1 << 16}
@@ -142,8 +149,15 @@ def test_damaged_helper_files_cost_no_row(tmp_path: Path, pattern: str, damage: 
             client.produce(topic_id, make_batch(2_000))
 
 
-@pytest.mark.parametrize("damage", ["garbage", "empty"])
-@pytest.mark.parametrize("pattern", ["clean-shutdown", "node.json", "metadata*"])
+@pytest.mark.parametrize(
+    ("pattern", "damage"),
+    [
+        ("clean-shutdown", "garbage"),
+        ("node.json", "empty"),
+        ("metadata*", "garbage"),
+        ("metadata*", "empty"),
+    ],
+)
 def test_damaged_files_of_the_node_are_refused_in_one_line_or_cost_nothing(
     tmp_path: Path, pattern: str, damage: str
 ) -> None:

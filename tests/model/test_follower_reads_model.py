@@ -26,7 +26,7 @@ T = TypeVar("T")
 STORM_S = 40.0
 RECOVERY_S = 90.0
 SEEDS = st.integers(0, 2**32)
-EXAMPLES = settings().max_examples
+EXAMPLES = settings().max_examples // 2
 CHOICES = st.sampled_from(["follower", "nearest"])
 
 

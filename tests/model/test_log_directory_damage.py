@@ -34,7 +34,7 @@ EPOCH_NEWEST = 3
 JOBS_MAX = 40
 """For one question to a log of a few files."""
 NAMES = [0, 1, 3, 7, 10, 20, 33, 100, 2**40, 2**62 - 1, 2**62, 2**63 - 1]
-EXAMPLES = 500
+EXAMPLES = 150
 TYPED = (QuiverlogError, OSError)
 Files = dict[str, bytes]
 

@@ -399,7 +399,7 @@ class LogMachine(RuleBasedStateMachine):
 TestLog = LogMachine.TestCase
 # Not shrunk: crashes draw from the seed, so shorter runs go other ways and shrinking has no end.
 TestLog.settings = settings(
-    max_examples=4 * settings.default.max_examples,
+    max_examples=2 * settings.default.max_examples,
     stateful_step_count=40,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

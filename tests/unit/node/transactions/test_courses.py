@@ -37,7 +37,7 @@ from tests.support.node import SCHEMA
 from tests.unit.node.replication.test_in_sync import COPY, OTHER
 from tests.unit.node.transactions.test_safe_before_serving import Copied
 
-SEEDS = 24
+SEEDS = 8
 STEPS = 120
 REFUSED = (CoordinatorNotReady, NotLeader, ThrottledBroker, NotEnoughReplicas, DiskFull)
 
