@@ -181,7 +181,10 @@ class PeerFetcher:
         while self._retries and self._retries[0][0] <= now_us:
             _, key = heapq.heappop(self._retries)
             follower = self._followers.get(key)
-            if follower is not None and follower.phase is Phase.FAILED:
+            if follower is None or follower.phase is not Phase.FAILED:
+                continue
+            # A deadline of an earlier pause does not end a later one.
+            if follower.retry_us <= now_us:
                 follower.retry()
                 self._news[key] = None
                 self._is_urgent = True

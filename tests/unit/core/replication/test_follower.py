@@ -315,6 +315,21 @@ def test_a_copy_has_news_when_it_differs_from_its_last_report() -> None:
     assert follower.has_news
 
 
+def test_the_deadline_of_an_earlier_pause_does_not_end_a_later_one() -> None:
+    fetcher, (follower,) = fetcher_of(1)
+    follower.rest(1_000)
+    fetcher.mark_news((TOPIC, 0), 0)
+    follower.led_by(10, has_leader=True)  # It asks the next leader at once, and rests longer.
+    fetcher.mark_news((TOPIC, 0), 0)
+    follower.rest(2_000)
+    fetcher.mark_news((TOPIC, 0), 0)
+    for now_us in (1_000, 1_999):
+        assert fetcher.next_fetch(now_us) is None
+        assert follower.rests
+    assert fetcher.next_us() == 2_000
+    assert named(fetcher, 2_000)[2] == [0]
+
+
 def test_nothing_is_asked_of_a_leader_that_leads_nothing() -> None:
     fetcher = PeerFetcher()
     assert fetcher.next_fetch(0) is None
