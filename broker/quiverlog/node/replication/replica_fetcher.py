@@ -126,6 +126,7 @@ class Replication:
             if replica.fault is not None or replica.damage:
                 copy.follower.went_offline()
         copy.follower.led_by(leader_epoch, has_leader=leader_id >= 0)
+        self._quota.changed(key, copy.follower, now.mono_us)
         if leader_id != copy.leader_id:
             self._leave_leader(copy)
             copy.leader_id = leader_id
@@ -141,6 +142,7 @@ class Replication:
         if copy is None:
             return True
         self._leave_leader(copy)
+        self._quota.forget(key)
         self._starts.drop(copy.replica)
         if copy.replica.cutting and not copy.replica.deleted:
             return False

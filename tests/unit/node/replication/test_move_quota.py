@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from quiverlog.core.replication.follower import Phase
+from quiverlog.core.replication.peer_fetcher import Key
 from quiverlog.limits import REPLICA_FETCH_WAIT_MS
 from quiverlog.node.replication.move_quota import MoveQuota
 from quiverlog.wire.config_messages import AlterConfigsRequest, ConfigChange
@@ -63,14 +64,37 @@ def test_a_move_has_a_rate_of_its_own(tmp_path: Path, of_the_broker: int) -> Non
     assert world.partition.move_bytes_per_s == 0
 
 
-def test_the_rate_of_a_move_can_be_taken_away_on_the_way(tmp_path: Path) -> None:
+def begin_too_slowly(world: World, target: tuple[int, ...], rate: int = 1_000) -> None:
+    """Each copy rests for long after its first rows."""
+    assert world.reassign(*target, bytes_per_s=rate).moves
+    world.members.run_until(lambda: all(world.log_files(one) for one in target))
+    world.members.run(2_000)
+    assert world.partition.adding_replicas == target
+
+
+@pytest.mark.parametrize("rate", [0, RATE])
+def test_another_rate_of_a_move_holds_at_once(tmp_path: Path, rate: int) -> None:
     world = filled(tmp_path, 0)
-    others = world.others()
-    world.reassign(*others, bytes_per_s=1_000)
-    world.members.run_until(lambda: bool(world.log_files(others[0])))
-    (moved,) = world.reassign(*others).moves
-    assert moved.move_bytes_per_s == 0
-    assert world.partition.moves
+    target = world.others()
+    begin_too_slowly(world, target)
+    (moved,) = world.reassign(*target, bytes_per_s=rate).moves
+    assert moved.move_bytes_per_s == rate
+    world.members.run_until(lambda: not world.partition.moves, 10_000)
+    assert world.partition.replicas == target
+
+
+@pytest.mark.parametrize(("slow", "rate"), [(1_000, RATE), (RATE // 5, RATE // 5)])
+def test_a_cancelled_move_holds_up_no_later_one(tmp_path: Path, slow: int, rate: int) -> None:
+    world = filled(tmp_path, 0)
+    before, target = world.partition.replicas, world.others()
+    size = sum(map(len, world.log_files(world.partition.leader_id).values()))
+    begin_too_slowly(world, target, slow)
+    world.reassign(*before)
+    world.members.run_until(lambda: not world.partition.moves)
+    world.reassign(*target, bytes_per_s=rate)
+    took_ms = world.members.run_until(lambda: not world.partition.moves, 60_000)
+    assert size * 1000 // rate <= took_ms <= size * 1000 // rate + 3_000
+    assert world.partition.replicas == target
 
 
 def test_without_a_rate_a_move_takes_no_longer_than_copying(tmp_path: Path) -> None:
@@ -116,20 +140,64 @@ class Resting:
     def may_fetch(self) -> bool:
         return self.phase is Phase.FETCHING
 
+    @property
+    def rests(self) -> bool:
+        return bool(self.until_us)
+
     def rest(self, until_us: int) -> None:
         self.until_us = until_us
 
+    def rest_ends(self, now_us: int) -> None:
+        self.until_us = min(self.until_us, now_us)
 
-def test_copies_share_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    quota = MoveQuota(1, 1_000, lambda: pytest.fail("not asked"))
-    rates = {(b"t", 0): 1_000, (b"t", 1): 1_000, (b"slow", 0): 100}
-    monkeypatch.setattr(MoveQuota, "_rate", lambda _self, key: rates[key])
-    one, two = Resting(), Resting()
-    assert quota.taken((b"t", 0), one, 500, 1_000_000)  # type: ignore[arg-type]
-    assert quota.taken((b"t", 1), two, 500, 1_000_000)  # type: ignore[arg-type]
-    assert (one.until_us, two.until_us) == (1_500_000, 2_000_000)
-    assert not quota.taken((b"t", 1), two, 0, 1_000_000)  # type: ignore[arg-type]
-    assert quota.taken((b"t", 0), one, 500, 9_000_000)  # type: ignore[arg-type]
-    assert one.until_us == 9_500_000, "what was not used is gone"
-    assert quota.taken((b"slow", 0), two, 50, 9_000_000)  # type: ignore[arg-type]
-    assert two.until_us == 10_000_000, "slow ones take the time that their own rate gives them"
+
+ONE, TWO, SLOW = (b"t", 0), (b"t", 1), (b"slow", 0)
+
+
+class Quota:
+    """A quota of moves whose rates are given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rates = {ONE: 1_000, TWO: 1_000, SLOW: 1}
+        monkeypatch.setattr(MoveQuota, "_rate", lambda _self, key: self.rates[key])
+        self.quota = MoveQuota(1, 1_000, lambda: pytest.fail("not asked"))  # type: ignore[arg-type]
+        self.followers = {key: Resting() for key in self.rates}
+
+    def rests_until(self, key: Key, byte_count: int, now_us: int) -> int:
+        follower = self.followers[key]
+        assert self.quota.taken(key, follower, byte_count, now_us)  # type: ignore[arg-type]
+        return follower.until_us
+
+    def changed(self, key: Key, rate: int, now_us: int) -> int:
+        self.rates[key] = rate
+        self.quota.changed(key, self.followers[key], now_us)  # type: ignore[arg-type]
+        return self.followers[key].until_us
+
+
+@pytest.fixture
+def quota(monkeypatch: pytest.MonkeyPatch) -> Quota:
+    return Quota(monkeypatch)
+
+
+def test_copies_share_the_rate(quota: Quota) -> None:
+    assert quota.rests_until(ONE, 500, 1_000_000) == 1_500_000
+    assert quota.rests_until(TWO, 500, 1_000_000) == 2_000_000
+    assert not quota.quota.taken(TWO, quota.followers[TWO], 0, 1_000_000)  # type: ignore[arg-type]
+    assert quota.rests_until(ONE, 500, 9_000_000) == 9_500_000, "what was not used is gone"
+
+
+def test_a_slow_move_takes_from_faster_ones_only_the_time_of_its_bytes(quota: Quota) -> None:
+    assert quota.rests_until(ONE, 500, 1_000_000) == 1_500_000
+    assert quota.rests_until(SLOW, 100, 1_000_000) == 101_000_000, "not after those of a fast one"
+    assert quota.rests_until(TWO, 500, 1_000_000) == 2_100_000, "as the fastest, together"
+    assert quota.rests_until(SLOW, 1, 50_000_000) == 102_000_000
+
+
+def test_bytes_count_while_a_move_has_their_rate(quota: Quota) -> None:
+    quota.rests_until(ONE, 500, 1_000_000)
+    quota.rests_until(TWO, 500, 1_000_000)
+    assert quota.changed(TWO, 1_000, 1_100_000) == 2_000_000, "a decision about something else"
+    assert quota.changed(TWO, 0, 1_100_000) == 1_100_000
+    assert quota.rests_until(ONE, 500, 1_100_000) == 2_500_000, "they were copied at this rate"
+    quota.quota.forget(ONE)
+    assert quota.rests_until(ONE, 500, 1_200_000) == 1_700_000
