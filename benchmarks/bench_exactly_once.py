@@ -6,7 +6,8 @@ opponent is a plain produce of the same rows. Brokers, followers and the load sh
 so that nothing here predicts what three machines would do.
 
 A reader fetches published rows, and the same ones that were produced. A producer sends one row
-after the other, alone and beside a publish of 100 MB/s that was staged before.
+after the other, alone and beside a publish of 100 MB/s that was staged before. Spark writes by
+default and with `deliveryMode=at_least_once`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from benchmarks.bench_churn import LEVELS, OneRow, p99
 from benchmarks.bench_cluster import BROKERS, cluster, topic_on
+from benchmarks.bench_spark_write import TASKS, batch_write, columns, sink_options, stream_write
 from benchmarks.harness import Comparison, Settings, interleave
 from benchmarks.load import Load
 from benchmarks.quiver import (
@@ -40,6 +43,7 @@ from benchmarks.quiver import (
     running,
     temporary_topic,
 )
+from benchmarks.spark import run_stream, session, trigger_ms
 from benchmarks.staging import DEPTH, Holder, Staged, send
 from quiverlog.batch.checksum import crc32c
 from quiverlog.client.client import Client
@@ -57,13 +61,18 @@ BESIDE_BATCHES: Final = 10
 BESIDE_PER_SECOND: Final = 10
 BESIDE_SECONDS: Final = 4
 P99_TIMES_MAX, P99_TIMES_GOAL = 3, 1.5
+MILLION: Final = 1_000_000
+SPARK_ROUNDS_MAX: Final = 3
+ONE_ROW_TRIGGERS: Final = 40
+ONE_ROW_WARMING: Final = 5
+ONE_ROW_MORE_MS, ONE_ROW_MORE_GOAL_MS = 30.0, 12.0
 
 
 def run(settings: Settings) -> list[Comparison]:
     with running() as (broker, client), ExitStack() as stack:
         one = One(broker, client, stack, settings)
         rows = [one.published(), one.fetched(), *(one.beside(level) for level in LEVELS)]
-    return [*rows, on_three_brokers(settings)]
+    return [*rows, on_three_brokers(settings), *through_spark(settings)]
 
 
 class One:
@@ -281,4 +290,81 @@ def on_three_brokers(settings: Settings) -> Comparison:
         measured.ours,
         measured.baseline,
         None,
+    )
+
+
+# --- through Spark --------------------------------------------------------------------------------
+def through_spark(settings: Settings) -> Iterator[Comparison]:
+    """The sink's default, of the same writes at least once."""
+    with running() as (broker, client):
+        with temporary_topic(client, "written", partitions=TASKS):
+            yield from _writes(settings, client, broker.bootstrap, 1, 0.85, 0.92)
+        with temporary_topic(client, "written", partitions=TASKS):
+            yield from _writes(settings, client, broker.bootstrap, 5, 0.75, 0.85)
+        with temporary_topic(client, "written"):
+            yield _one_row(settings, broker.bootstrap)
+    with (
+        cluster() as (brokers, client),
+        temporary_topic(
+            client, "written", partitions=TASKS, copies=BROKERS, durability="replicated"
+        ),
+    ):
+        bootstrap = ",".join(one.bootstrap for one in brokers.values())
+        yield from _writes(settings, client, bootstrap, 1, 0.5, 0.65, ", three copies")
+
+
+def _writes(
+    settings: Settings,
+    client: Client,
+    bootstrap: str,
+    millions: int,
+    budget: float,
+    goal: float,
+    where: str = "",
+) -> Iterator[Comparison]:
+    """Rows/s of batch writes, and of a stream's micro-batches, of so many rows each."""
+    rows = settings.scaled(millions * MILLION)
+    once = sink_options(bootstrap)
+    least = once | {"deliveryMode": "at_least_once"}
+    for kind, write in (("batch", batch_write), ("streaming", stream_write)):
+        measured = interleave(
+            min(settings.rounds, SPARK_ROUNDS_MAX),
+            partial(write, rows, "quiverlog", once, client),
+            partial(write, rows, "quiverlog", least, client),
+        )
+        yield Comparison(
+            f"Spark {kind} write, {millions}M rows{where}, exactly once: of at least once",
+            "rows/s",
+            measured.ours,
+            measured.baseline,
+            budget,
+            goal,
+        )
+
+
+def _one_row(settings: Settings, bootstrap: str) -> Comparison:
+    """Milliseconds of a trigger with one row and one task, more than at least once."""
+    triggers = ONE_ROW_WARMING + settings.scaled(ONE_ROW_TRIGGERS - ONE_ROW_WARMING)
+    once = sink_options(bootstrap)
+
+    def trigger(options: dict[str, str]) -> float:
+        source = session().readStream.format("rate-micro-batch")
+        frame = source.options(rowsPerBatch=1, numPartitions=1).load()
+        writer = columns(frame, "value").writeStream.format("quiverlog").options(**options)
+        return trigger_ms(run_stream(writer, triggers=triggers), skip=ONE_ROW_WARMING)
+
+    measured = interleave(
+        min(settings.rounds, SPARK_ROUNDS_MAX),
+        partial(trigger, once),
+        partial(trigger, once | {"deliveryMode": "at_least_once"}),
+    )
+    more = [a - b for a, b in zip(measured.ours, measured.baseline, strict=True)]
+    return Comparison(
+        "Spark, one row and one task: p50 of a trigger, exactly once more than at least once",
+        "ms",
+        [max(figure, ONE_ROW_MORE_MS / 100) for figure in more],
+        [ONE_ROW_MORE_MS],
+        1.0,
+        ONE_ROW_MORE_MS / ONE_ROW_MORE_GOAL_MS,
+        bigger_is_better=False,
     )

@@ -65,10 +65,13 @@ def running(**config: Any) -> Iterator[tuple[BrokerProcess, Client]]:
 
 @contextmanager
 def temporary_topic(
-    client: Client, name: str, *, partitions: int = 1, durability: str = "flushed"
+    client: Client, name: str, *, partitions: int = 1, copies: int = 1, durability: str = "flushed"
 ) -> Iterator[Topic]:
     """A topic of `rows.SCHEMA` that is deleted at the end, its pages with it."""
-    client.create_topic(name, SCHEMA, partitions=partitions, config={"durability": durability})
+    config = {"durability": durability}
+    client.create_topic(
+        name, SCHEMA, partitions=partitions, replication_factor=copies, config=config
+    )
     info = client.metadata([name]).topics[name]
     try:
         yield Topic(name, info.topic_id, info.schema_id, info.partitions[0].leader_epoch)
