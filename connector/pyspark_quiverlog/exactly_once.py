@@ -125,9 +125,8 @@ def check_cluster(options: WriteOptions) -> None:
     level = pool.client(pool.endpoint(options)).describe_features().level
     if level < LEVEL:
         raise FeatureNotFinalised(
-            f"an exactly-once write needs feature level {LEVEL}, the cluster has {level}. Upgrade "
-            "all brokers, then run `quiverlog cluster upgrade --finalize`; or write with "
-            "`deliveryMode=at_least_once`."
+            f"an exactly-once write needs feature level {LEVEL}, the cluster has {level}: upgrade "
+            "its brokers, or write with `deliveryMode=at_least_once`."
         )
     _checked.add(options.bootstrap_servers)
 
@@ -136,9 +135,10 @@ def check_cluster(options: WriteOptions) -> None:
 class Staging:
     """The target of one attempt at a task."""
 
-    def __init__(self, options: WriteOptions, name: TransactionName) -> None:
+    def __init__(self, options: WriteOptions, name: TransactionName, writer_id: uuid.UUID) -> None:
         self._options = options
         self._name = name
+        self._writer_id = writer_id
         self._stager: Any = None
         self._attempt: Any = None
         self._skipped = 0
@@ -205,6 +205,7 @@ class Staging:
                     pool.endpoint(self._options),
                     self._name.transactional_id,
                     self._name.instance,
+                    self._writer_id,
                     single_use=self._name.single_use,
                     transaction_timeout=self._options.transaction_timeout,
                     timeout=self._options.delivery_timeout,
@@ -249,7 +250,7 @@ def commit(
     """
     if not staged and options.txn_app_id is not None:
         name = transaction_name(options, lambda _: None, writer_id)
-        staged, instance = [Staging(options, name).stage_nothing()], name.instance
+        staged, instance = [Staging(options, name, writer_id).stage_nothing()], name.instance
     if not staged:
         return
     client = pool.client(pool.endpoint(options))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import uuid
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -51,8 +52,9 @@ class _Pool:
         self.clients: dict[Endpoint, Client] = {}
         # Endpoint, topic and settings -> (the topic's version then, the producer).
         self.producers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
-        # Endpoint, transactional id, instance and settings -> the stager; the last used is last.
-        self.stagers: dict[tuple[Any, ...], Any] = {}
+        # Endpoint, transactional id, instance and settings -> (the writer that used it last, the
+        # stager); the last used is last.
+        self.stagers: dict[tuple[Any, ...], tuple[uuid.UUID, Any]] = {}
 
 
 _pool = _Pool()
@@ -134,18 +136,28 @@ def drop_producer(found: Any) -> None:
         found.close()
 
 
-def stager(where: Endpoint, transactional_id: str, instance: bytes, **settings: Any) -> Any:
+def stager(
+    where: Endpoint,
+    transactional_id: str,
+    instance: bytes,
+    writer_id: uuid.UUID,
+    **settings: Any,
+) -> Any:
     """Return this process's stager. A task that fails must `drop_stager` it."""
     assert instance, "one without a name would fence all others"
     key = (where, transactional_id, instance, *sorted(settings.items()))
     pool = _pool
     with pool.lock:
-        found = pool.stagers.pop(key, None)
+        last, found = pool.stagers.pop(key, (writer_id, None))
+        if last != writer_id:
+            # The write before may have failed: then its abort has ended the epoch that is kept.
+            _close(found)
+            found = None
         if found is None:
             if len(pool.stagers) >= STAGERS_MAX:
-                drop_stager(next(iter(pool.stagers.values())))
+                drop_stager(next(iter(pool.stagers.values()))[1])
             found = client(where).stager(transactional_id, instance=instance, **settings)
-        pool.stagers[key] = found
+        pool.stagers[key] = writer_id, found
         assert len(pool.stagers) <= STAGERS_MAX
         return found
 
@@ -154,7 +166,11 @@ def drop_stager(found: Any) -> None:
     """Close a stager that no task may use any more, without an error."""
     pool = _pool
     with pool.lock:
-        for key in [k for k, one in pool.stagers.items() if one is found]:
+        for key in [k for k, (_, one) in pool.stagers.items() if one is found]:
             del pool.stagers[key]
+    _close(found)
+
+
+def _close(found: Any) -> None:
     with contextlib.suppress(Exception):
         found.close()

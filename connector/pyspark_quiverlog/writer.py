@@ -12,7 +12,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from quiverlog.client.transactions.questions import StagedAttempt
 
 __all__ = ["LogBatchWriter", "LogStreamWriter", "TaskReport"]
+
+OF_A_RUN: Final = uuid.UUID(int=0)
+"""In place of the id of a stream's writer, which Spark makes again for every micro-batch."""
 
 logger = logging.getLogger("pyspark_quiverlog")
 
@@ -74,7 +77,9 @@ class TaskReport(WriterCommitMessage):  # type: ignore[misc]
 
 
 class _Writer(worker_process.SentToTasks):
-    def __init__(self, options: WriteOptions, schema: Any, overwrite: bool) -> None:
+    def __init__(
+        self, options: WriteOptions, schema: Any, overwrite: bool, writer_id: uuid.UUID
+    ) -> None:
         if overwrite:
             raise InvalidOption(
                 'a topic only supports appends: use mode("append") or outputMode("append"). '
@@ -83,7 +88,7 @@ class _Writer(worker_process.SentToTasks):
             )
         self.options = options
         self.schema: pa.Schema = to_arrow_schema(schema)
-        self.id = uuid.uuid4()
+        self.id = writer_id
         if self.is_exactly_once:
             exactly_once.check_cluster(options)
         self.route = check_write(options, self.schema)
@@ -124,7 +129,8 @@ class _Writer(worker_process.SentToTasks):
 
 class LogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def __init__(self, raw: Mapping[str, str], schema: Any, overwrite: bool) -> None:
-        self._writer = _Writer(parse_write_options(raw, Use.BATCH_WRITE), schema, overwrite)
+        options = parse_write_options(raw, Use.BATCH_WRITE)
+        self._writer = _Writer(options, schema, overwrite, uuid.uuid4())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
         return self._writer.run(iterator)
@@ -137,10 +143,11 @@ class LogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
 
 class LogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """Made again for every micro-batch, and for its commit."""
+    """Made again for every micro-batch, and for its commit. A failed write ends the run."""
 
     def __init__(self, raw: Mapping[str, str], schema: Any, overwrite: bool) -> None:
-        self._writer = _Writer(parse_write_options(raw, Use.STREAM_WRITE), schema, overwrite)
+        options = parse_write_options(raw, Use.STREAM_WRITE)
+        self._writer = _Writer(options, schema, overwrite, OF_A_RUN)
         # PySpark 4.0 passes rows, which become Arrow under this schema.
         self._spark_schema = None if HAS_STREAM_ARROW_WRITER else schema
 
@@ -210,7 +217,7 @@ class WriteTask:
             return report, Appending(self._options)
         name = transaction_name(self._options, local_property, self._writer_id)
         report.instance = name.instance
-        return report, Staging(self._options, name)
+        return report, Staging(self._options, name, self._writer_id)
 
     def _route_to(self, topic: str) -> Route:
         route = self._route

@@ -21,7 +21,7 @@ from pyspark_quiverlog.options import (
     parse_write_options,
 )
 from pyspark_quiverlog.routing import Route
-from pyspark_quiverlog.writer import TaskReport, WriteTask
+from pyspark_quiverlog.writer import LogBatchWriter, LogStreamWriter, TaskReport, WriteTask
 from quiverlog.client.transactions.questions import Committed, StagedAttempt
 from quiverlog.errors import (
     ConnectionFailed,
@@ -271,10 +271,14 @@ def test_a_worker_keeps_the_stagers_that_it_used_last(monkeypatch: pytest.Monkey
     monkeypatch.setattr(pool, "_pool", pool._Pool())
     where = pool.endpoint(options())
     for number in range(pool.STAGERS_MAX):
-        pool.stager(where, f"q{number}", b"run")
-    assert pool.stager(where, "q0", b"run") is made[0]
-    assert pool.stager(where, "q0", b"another run") is made[-1]
+        pool.stager(where, f"q{number}", b"run", WRITER)
+    assert pool.stager(where, "q0", b"run", WRITER) is made[0]
+    assert pool.stager(where, "q0", b"another run", WRITER) is made[-1]
     assert [one.closed for one in made[:3]] == [False, True, False]
+    assert len(pool._pool.stagers) == pool.STAGERS_MAX
+    # Another write, of foreachBatch: the one before may have failed, and ended the epoch.
+    assert pool.stager(where, "q0", b"run", uuid.uuid4()) is made[-1]
+    assert [one.closed for one in made[:3]] == [True, True, False]
     assert len(pool._pool.stagers) == pool.STAGERS_MAX
 
 
@@ -308,9 +312,23 @@ def driver(monkeypatch: pytest.MonkeyPatch, client: FakeClient, **given: str) ->
     monkeypatch.setattr(exactly_once, "_written", {})
     monkeypatch.setattr(writer, "check_write", lambda *_: Route("t", None, None))
     monkeypatch.setattr(writer, "to_arrow_schema", lambda schema: schema)
-    made = writer._Writer(options(**given), SCHEMA, overwrite=False)
+    made = writer._Writer(options(**given), SCHEMA, False, WRITER)
     client.calls.clear()
     return made
+
+
+def test_a_write_that_may_follow_a_failed_one_has_an_id_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In foreachBatch; a failed write of a stream ends the run, and writers are made for each
+    micro-batch."""
+    driver(monkeypatch, FakeClient())
+    raw = {"bootstrap.servers": "127.0.0.1:1", "topic": "t"}
+    batch, stream = (
+        {kind(raw, SCHEMA, False)._writer.id for _ in range(2)}
+        for kind in (LogBatchWriter, LogStreamWriter)
+    )
+    assert (len(batch), len(stream)) == (2, 1)
 
 
 def test_a_commit_names_the_attempts_of_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,6 +439,6 @@ def test_a_cluster_without_transactions_is_refused_before_any_task(
 ) -> None:
     with pytest.raises(FeatureNotFinalised) as refusal:
         driver(monkeypatch, FakeClient(level=1))
-    assert "cluster upgrade --finalize" in str(refusal.value)
+    assert str(refusal.value).count("cluster upgrade --finalize") == 1
     assert "deliveryMode=at_least_once" in str(refusal.value)
     driver(monkeypatch, FakeClient(level=1), deliveryMode="at_least_once")

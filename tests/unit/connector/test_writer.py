@@ -109,7 +109,7 @@ class TestDriverCheck:
 
     def test_overwrite_is_refused_with_a_way_out(self) -> None:
         with pytest.raises(InvalidOption, match="foreachBatch"):
-            writer._Writer(options(topic="t"), None, overwrite=True)
+            writer._Writer(options(topic="t"), None, True, uuid.uuid4())
 
 
 def test_the_check_asks_the_broker_once_per_process(fake: FakeClient) -> None:
