@@ -44,7 +44,7 @@ from tests.support.sink_runs import (
     finish,
     read_all,
 )
-from tests.support.spark import new_session, unique
+from tests.support.spark import environment, new_session, unique
 from tests.support.spark_cluster import running_cluster
 from tests.support.until import until
 
@@ -58,12 +58,15 @@ STATEFUL: Final = "stateful"
 """The case that `points` does not have."""
 
 EXECUTOR_POINTS: Final = ("staged-some", "staged-all")
-TARGETS: Final = ("driver", "executor", "leader", "coordinator", "staging leader")
+BROKERS_KILLED: Final = {"leader": 5, "coordinator": 5, "staging leader": 5}
+KILLED: Final = {"driver": 2, "executor": 4} | BROKERS_KILLED
+"""How often each, beside the others: a driver that is started again costs many seconds."""
 PAUSE_S_MAX: Final = 4.0
-MOVES_WITHIN_S: Final = 400.0
-"""Of a driver that is started anew, on a machine with other work, up to a micro-batch."""
-ENDS_WITHIN_S: Final = 600.0
-RUNS_MAX: Final = 3
+STARTS_WITHIN_S: Final = 400.0
+"""Of the first driver, on a machine with other work, up to a micro-batch."""
+MOVES_WITHIN_S: Final = 30.0
+ENDS_WITHIN_S: Final = 1_200.0
+RUNS_MAX: Final = 6
 FEED_EVERY_S: Final = 0.5
 FEED_ROWS: Final = 10
 NOON: Final = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
@@ -237,6 +240,8 @@ class Found:
 
     seed: int
     killed: Counter[str] = field(default_factory=Counter)
+    micro_batches: int = 0
+    failed: int = 0
     rows: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -244,7 +249,10 @@ class Found:
         """For people."""
         kills = ", ".join(f"{count} {kind}" for kind, count in sorted(self.killed.items()))
         rows = ", ".join(f"{count} {kind}" for kind, count in self.rows.items())
-        lines = [f"seed {self.seed}: {self.killed.total()} kills ({kills}); rows: {rows}"]
+        lines = [
+            f"seed {self.seed}: {self.killed.total()} kills ({kills}) in {self.micro_batches}"
+            f" micro-batches; {self.failed} queries started again that had failed; rows: {rows}"
+        ]
         lines += [f"PROBLEM {problem}" for problem in self.problems]
         if not self.problems:
             lines.append("the output equals a clean run's, row for row")
@@ -289,7 +297,10 @@ class _Long:
             is_endless=is_endless,
             master=LOCAL_CLUSTER,
             rows_per_batch=400 if is_endless else 100_000,
-            conf={"spark.sql.shuffle.partitions": "2"},
+            conf={
+                "spark.sql.shuffle.partitions": "2",
+                "spark.executor.extraJavaOptions": environment()["SPARK_SUBMIT_OPTS"],
+            },
         )
 
     async def run(self, duration_s: float) -> None:
@@ -327,19 +338,23 @@ class _Long:
     async def _kill_for(self, duration_s: float) -> None:
         driver = await asyncio.to_thread(self._driver, self._plan)
         try:
-            await self._moves(driver, self._commits())
+            await self._moves(driver, 0, STARTS_WITHIN_S)
             end_s = time.monotonic() + duration_s
+            disturbed_at = 0
             while time.monotonic() < end_s:
-                commits = self._commits()
                 await asyncio.sleep(self._rng.uniform(0, PAUSE_S_MAX))
-                target = self._rng.choice(TARGETS)
+                commits = self._commits()
                 if driver.has_ended:
                     # A query may give up what no broker answers for long; its rows may not.
-                    target = "query that had failed"
-                    self._on_step(driver.log_text[-1500:])
-                if target in ("driver", "query that had failed"):
-                    await asyncio.to_thread(driver.kill)
-                    driver = await asyncio.to_thread(self._driver, self._plan)
+                    self._on_step(f"failed, and started again: {driver.log_text[-1500:]}")
+                    self.found.failed += 1
+                    driver = await self._next_driver(driver)
+                    continue
+                # A driver that has not begun to write, or waits for executors, is left alone.
+                targets = KILLED if commits > disturbed_at else BROKERS_KILLED
+                (target,) = self._rng.choices([*targets], [*targets.values()])
+                if target == "driver":
+                    driver = await self._next_driver(driver)
                 elif target == "executor":
                     found = await asyncio.to_thread(driver.executors)
                     if not found:
@@ -347,11 +362,18 @@ class _Long:
                     end(self._rng.choice(found))
                 else:
                     await self._kill_broker(target)
+                if target not in BROKERS_KILLED:
+                    disturbed_at = self._commits()
                 self.found.killed[target] += 1
                 self._on_step(f"killed: {target} ({self._commits()} micro-batches)")
-                await self._moves(driver, commits)
+                await self._moves(driver, commits, MOVES_WITHIN_S)
+            self.found.micro_batches = self._commits()
         finally:
             await asyncio.to_thread(driver.kill)
+
+    async def _next_driver(self, driver: Driver) -> Driver:
+        await asyncio.to_thread(driver.kill)
+        return await asyncio.to_thread(self._driver, self._plan)
 
     async def _kill_broker(self, target: str) -> None:
         topics = {
@@ -373,11 +395,15 @@ class _Long:
         await self._brokers.start(node_id)
 
     def _commits(self) -> int:
-        return len([*self._place.glob("checkpoint-run-*/commits/[0-9]*")])
+        """Of both queries. Spark keeps the last hundred files or so."""
+        last: dict[Path, int] = {}
+        for path in self._place.glob("checkpoint-run-*/commits/[0-9]*"):
+            last[path.parent] = max(last.get(path.parent, 0), int(path.name))
+        return sum(number + 1 for number in last.values())
 
-    async def _moves(self, driver: Driver, commits: int) -> None:
+    async def _moves(self, driver: Driver, commits: int, within_s: float) -> None:
         """Wait for a micro-batch behind the last kill, or for a while."""
-        deadline_s = time.monotonic() + MOVES_WITHIN_S
+        deadline_s = time.monotonic() + within_s
         while self._commits() <= commits and time.monotonic() < deadline_s:
             if driver.has_ended:
                 return
