@@ -51,7 +51,7 @@ def test_a_cluster_grows_and_its_topics_are_safe(cluster: GrowingCluster) -> Non
     assert "quiverlog topic alter r1 --replication-factor" in refused.err
     # Those from before are named, with the command that raises them, which works.
     raising = "quiverlog topic alter early --replication-factor 3"
-    status = cluster.type("cluster", "status", "--format", "json").json
+    status = cluster.healthy().json
     assert status["is_healthy"]
     assert status["replicas_possible"] == 3
     assert {one["name"] for one in status["topics_with_fewer_replicas"]} == {
@@ -60,6 +60,7 @@ def test_a_cluster_grows_and_its_topics_are_safe(cluster: GrowingCluster) -> Non
     assert raising in cluster.type("cluster", "status").out
     assert raising in cluster.type("doctor", "--no-spark").out
     cluster.type(*raising.split()[1:])
+    cluster.healthy()
     assert raising not in cluster.type("cluster", "status").out
     assert raising not in cluster.type("doctor", "--no-spark").out
     # One broker down stops no write.
@@ -78,5 +79,5 @@ def test_a_cluster_grows_and_its_topics_are_safe(cluster: GrowingCluster) -> Non
     with quiverlog.connect(cluster.bootstrap) as client:
         assert client.create_topic("meanwhile", SCHEMA).replicas == 2
     cluster.by_id[3].start()
-    until(cluster.is_whole, "three live brokers")
+    cluster.healthy()
     assert "alter meanwhile --replication-factor 3" in cluster.type("cluster", "status").out

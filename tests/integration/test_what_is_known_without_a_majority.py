@@ -189,13 +189,7 @@ def test_with_a_majority_the_one_that_is_lost_is_named(cluster: GrowingCluster) 
         until(counted, "the other two answer in time")
     finally:
         cluster.by_id[3].start()
-
-    # Its copies are in sync again a moment after it is live.
-    def healthy() -> Typed | None:
-        done = typed("cluster", "status", "--format", "json", "-b", cluster.bootstrap)
-        return done if done.code == 0 else None
-
-    printed = until(healthy, "a healthy cluster").json
+    printed = cluster.healthy().json
     assert printed["is_healthy"]
     assert (printed["live"], printed["answering"], printed["voters_to_spare"]) == (3, [1, 2, 3], 1)
 

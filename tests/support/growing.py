@@ -103,6 +103,15 @@ class GrowingCluster:
         live = sum(not one.fenced for one in found.brokers)
         return len(found.voters) == live == len(self.by_id) and found.controller is not None
 
+    def healthy(self) -> Typed:
+        """Its status once nothing is wrong: copies are in sync only after brokers are live."""
+
+        def status() -> Typed | None:
+            done = typed("cluster", "status", "--format", "json", "-b", self.bootstrap)
+            return done if done.code == 0 else None
+
+        return until(status, "a healthy cluster")
+
     def type(self, *words: str, code: int = 0) -> Typed:
         """Run a command at all brokers' addresses, and check its exit code."""
         done = typed(*words, "--bootstrap-server", self.bootstrap)
