@@ -64,19 +64,19 @@ def client(request: pytest.FixtureRequest, broker: ScriptedBroker) -> Iterator[A
 
 def test_a_consumer_meets_a_bad_batch_at_every_poll_until_it_seeks(client: Any) -> None:
     with client.consumer("t") as consumer:
-        assert consumer.poll(timeout=5).base_offset == 0
+        assert consumer.poll(timeout=30).base_offset == 0
         for _ in range(3):
             with pytest.raises(quiverlog.CorruptBatch, match=r"t-0.*\[10, 20\)") as caught:
-                consumer.poll(timeout=5)
+                consumer.poll(timeout=30)
             details = caught.value.details
             assert (details["topic"], details["partition"]) == ("t", 0)
             assert (details["offset"], details["next_offset"]) == (10, 20)
             assert consumer.positions == {0: 10}
         consumer.seek(0, details["next_offset"])
-        assert consumer.poll(timeout=5).base_offset == 20
+        assert consumer.poll(timeout=30).base_offset == 20
         assert consumer.positions == {0: 30}
         consumer.seek(0, 3)
-        assert consumer.poll(timeout=5).base_offset == 3
+        assert consumer.poll(timeout=30).base_offset == 3
         with pytest.raises(quiverlog.UnknownPartition, match="t-4"):
             consumer.seek(4, 0)
 
@@ -100,10 +100,10 @@ def test_the_schema_of_a_damaged_header_is_not_asked_for(
 
     broker.always(m.FetchRequest, Answer(rename))
     with client.consumer("t") as consumer:
-        assert consumer.poll(timeout=5).base_offset == 0
+        assert consumer.poll(timeout=30).base_offset == 0
         broker.requests.clear()
         with pytest.raises(quiverlog.CorruptBatch, match=r"t-0.*\[10, 20\).*CRC"):
-            consumer.poll(timeout=5)
+            consumer.poll(timeout=30)
     assert not broker.seen(m.TopicSchemasRequest)
     assert [b.base_offset for b in client.consumer("t", skip_corrupt=True)] == [0, 20]
 
@@ -144,9 +144,9 @@ def test_a_damaged_number_in_a_header_costs_the_rows_of_its_batch_only(
     """A bit that the disk had turned was once reported as a broken protocol."""
     broker.always(m.FetchRequest, spoiling(**damage))
     with client.consumer("t") as consumer:
-        assert consumer.poll(timeout=5).base_offset == 0
+        assert consumer.poll(timeout=30).base_offset == 0
         with pytest.raises(quiverlog.CorruptBatch, match=r"t-0.*\[10, 20\)") as caught:
-            consumer.poll(timeout=5)
+            consumer.poll(timeout=30)
         assert caught.value.details["next_offset"] == BAD.stop
     assert [b.base_offset for b in client.consumer("t", skip_corrupt=True)] == [0, 20]
     cut = client.consumer("t", start={0: 3}, end={0: 23}, skip_corrupt=True)
@@ -206,7 +206,7 @@ def test_damage_that_the_broker_reports_is_stepped_over_too(
     with client.consumer("t", start={0: 10}) as consumer:
         for _ in range(2):
             with pytest.raises(quiverlog.CorruptLog, match=r"t-0.*\[10, 20\)"):
-                consumer.poll(timeout=5)
+                consumer.poll(timeout=30)
     found = [b.base_offset for b in client.consumer("t", start={0: 10}, skip_corrupt=True)]
     assert found == [20]
 
@@ -293,9 +293,9 @@ def test_a_batch_with_flags_of_another_version_is_not_left_out_silently(
 
     broker.always(m.FetchRequest, Answer(flagged))
     with client.consumer("t") as consumer:
-        assert consumer.poll(timeout=5).base_offset == 0
+        assert consumer.poll(timeout=30).base_offset == 0
         with pytest.raises(quiverlog.CorruptBatch, match=r"t-0.*\[10, 20\).*flags"):
-            consumer.poll(timeout=5)
+            consumer.poll(timeout=30)
 
 
 def test_an_error_of_one_partition_is_met_however_busy_the_others_are(

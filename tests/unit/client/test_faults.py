@@ -388,7 +388,7 @@ def test_a_row_that_raises_anything_fails_alone(broker: ScriptedBroker, kind: st
         client.create_topic("t", SCHEMA)
         with client.producer("t", linger=0.05) as producer:
             futures = [producer.send(r) for r in (rows(1)[0], Lazy(rows(1)[0]))]
-            assert futures[0].result(timeout=5)[0].rows == 1
-            error = futures[1].exception(timeout=5)
+            assert futures[0].result(timeout=30)[0].rows == 1
+            error = futures[1].exception(timeout=30)
         assert isinstance(error, quiverlog.SchemaMismatch)
         assert "not today" in str(error)

@@ -161,7 +161,7 @@ def test_a_future_ends_with_its_client_though_its_producer_was_dropped(
     future = client.producer("t", linger=60).send(rows(1))
     client.close()
     with pytest.raises(quiverlog.ClientClosed):
-        future.result(timeout=5)
+        future.result(timeout=30)
 
 
 def test_a_producer_is_not_opened_behind_the_end_of_its_client(broker: ScriptedBroker) -> None:

@@ -231,16 +231,16 @@ def client(request: pytest.FixtureRequest, broker: ScriptedBroker) -> Iterator[A
 
 def test_a_reader_names_where_the_value_lies(client: Any) -> None:
     with client.consumer("t") as consumer:
-        assert consumer.poll(timeout=5).base_offset == 0
+        assert consumer.poll(timeout=30).base_offset == 0
         with pytest.raises(CorruptBatch, match=r"t-0.*\[10, 20\).*'a'.*offset 13") as caught:
-            consumer.poll(timeout=5)
+            consumer.poll(timeout=30)
         details = caught.value.details
         assert details == {
             "topic": "t", "partition": 0, "offset": 10, "next_offset": 20, "column": "a",
             "row_offset": 13,
         }  # fmt: skip
         consumer.seek(0, 14)  # its neighbours are read: only rows that are asked for are looked at
-        assert consumer.poll(timeout=5).to_pylist()[0]["id"] == 14
+        assert consumer.poll(timeout=30).to_pylist()[0]["id"] == 14
 
 
 def test_a_reader_steps_over_it_or_leaves_the_column_out(client: Any) -> None:
