@@ -16,6 +16,7 @@ import pytest
 
 from quiverlog.batch.schema_text import format_type
 from quiverlog.cli import main
+from quiverlog.cli.console import streams
 from quiverlog.cli.console.failures import CommandFailed, ExitCode, report
 from quiverlog.cli.console.output import print_fields, print_json, print_table
 from quiverlog.cli.console.streams import prepare_streams
@@ -176,12 +177,15 @@ def test_a_closed_stdin_is_no_empty_file(monkeypatch, file_format):
     monkeypatch.setattr("sys.stdin", None)
     monkeypatch.setattr("sys.stdout", sys.stdout)
     monkeypatch.setattr("sys.stderr", sys.stderr)
+    monkeypatch.setattr(streams, "_kept", kept := [])
     prepare_streams()
     with (
         pytest.raises(CommandFailed, match=r"stdin cannot be read .*: standard input is closed"),
         open_source("-", file_format) as source,
     ):
         list(source.batches)
+    for one in kept:
+        one.close()
 
 
 def test_a_closed_stdin_is_no_empty_query(broker_address):
