@@ -23,9 +23,10 @@ from .run import RunResult, simulate
 from .scenario import Scenario
 from .stats import MUST_HAPPEN
 
-_SEEDS = 16
+_SEEDS = 8
 _CHUNK = 4
-_FRESH_SEEDS = 4
+_SEEDS_MAX = 48
+_FRESH_SEEDS = 2
 _DURATION_MS = 4_000
 _HUNT_SEEDS = 30
 _HUNT_MS = 2_000
@@ -44,6 +45,39 @@ _FAULTS = (
     "slow job",
     "stop",
 )
+_HUNTED = (
+    # durability
+    "acknowledge before fsync",
+    "failed fsync ignored",
+    "a repetition is acknowledged before its flush",
+    "trim that is not durable",
+    "readers see rows that are not flushed",
+    "rows of memory topics are never flushed",
+    # recovery
+    "a torn tail is kept",
+    "cut at the first bad CRC below the flushed point",
+    "an index entry inside damage is believed",
+    "files of a lost oldest segment are not missed",
+    "offsets of a lost newest segment are given out again",
+    "sequence state forgotten at restart",
+    "no new leader epoch after an unclean stop",
+    "a reader of lost rows gets no error",
+    # topics
+    "metadata acknowledged before its fsync",
+    "directories of new topics are not flushed",
+    "producer ids of an earlier life are given out again",
+    # requests
+    "off-by-one in a sliced fetch",
+    "producer ids that were never given out are taken",
+    "rows that no reader can decode pass the checks",
+    "a long poll whose time is up is forgotten",
+    "answers of one partition overtake each other",
+    "bytes go and come back under a view",
+    "retention takes a row younger than its bound",
+    "files are removed on the loop",
+)
+"""One for each promise and check, the cheap ones; `make sim-bugs` hunts all."""
+_BUGS = {bug.name: bug for bug in BUGS}
 _REBUILT = (".index", ".snapshot", "leader-epochs", "recovery-point")
 
 
@@ -78,7 +112,7 @@ def test_the_runs_are_not_vacuous() -> None:
         faults.update(result.faults)
         errors.update(result.errors)
     # Some are rare: any change of the broker shifts which runs have them.
-    for seed in range(_SEEDS, 3 * _SEEDS):
+    for seed in range(_SEEDS, _SEEDS_MAX):
         if _kinds_flipped(faults) >= 3 and all(faults[kind] for kind in _FAULTS):
             break
         faults.update(_run(seed).faults)
@@ -128,7 +162,7 @@ def test_every_bug_can_be_planted() -> None:
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", [_BUGS[name] for name in _HUNTED], ids=lambda bug: bug.name)
 def test_a_planted_bug_is_caught(bug: Bug) -> None:
     """By a seed that the healthy broker passes: its own in a short run, or one of some."""
     caught = hunt(bug, seeds=(), duration_ms=_HUNT_MS)
@@ -140,9 +174,9 @@ def test_a_planted_bug_is_caught(bug: Bug) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [3, 17])
-def test_a_seed_decides_the_whole_run(seed: int) -> None:
+def test_a_seed_decides_the_whole_run() -> None:
     """The same frames at the same moments: again here, and where strings hash otherwise."""
+    seed = 3
     scenario = Scenario.draw(seed, duration_ms=_DURATION_MS)
     assert min(scenario.client_producers, scenario.client_consumers) > 0, "the shipped clients too"
     code = (

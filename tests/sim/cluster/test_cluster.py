@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections import Counter
+from itertools import islice
 
 import pytest
 
@@ -13,13 +14,13 @@ from tests.sim.bugs import hunt
 from tests.sim.mutations import NotThere
 from tests.support.once import once
 
-from .planted import BUGS, UNPROVEN
+from .planted import BUGS
 from .run import ClusterResult, simulate
+from .tempo import SHIPPED, Tempo
 from .transaction_bugs import KILLS_OF_TRANSACTIONS
 
-_SEEDS = 12
-"""Sound code runs some fifty more seeds, aimed ones, when planted bugs are hunted."""
-_CHUNK = 3
+_SEEDS = (0, 2, 3)
+"""Short ones; slower timing (seed 1) takes ten times as long. `make sim` runs thousands."""
 _FRESH_SEEDS = 2
 _DURATION_MS = 3_000
 _FRESH_MS = 3_000
@@ -39,36 +40,91 @@ _MUST_HAPPEN = (
 )
 
 
+_STORM = {
+    "tempo": SHIPPED,
+    "nodes": 3,
+    "loss": 0.005,
+    "slow_job": 0.2,
+    "kill_interval_ms": 1_500,
+    "stop_interval_ms": 1_500,
+    "power_interval_ms": 1_500,
+    "pause_interval_ms": 1_500,
+    "partition_interval_ms": 1_500,
+    "clock_jump_interval_ms": 1_500,
+    "down_ms": 300,
+}
+_STORMS_MAX = 6
+_HUNTED = (
+    # copies and elections
+    "rows count as replicated when their leader has them",
+    "follower serves above its high watermark",
+    "the longest log is found by its last row",
+    "joins without the rows that readers saw",
+    "a machine that restarted uncleanly stays in sync",
+    "a copy claims the leader's epoch for its own end",
+    "producers not rewound at truncation",
+    "a move ends before the leaving replicas have the new leader",
+    # what is answered
+    "stale leader acknowledging",
+    "a decision that was interrupted after its proposal is refused",
+    "a session counts from the heartbeat, however old the controller's last quorum contact is",
+    "a deletion is confirmed by a former leader",
+    # proofs, disks
+    "an old secret counts after it was taken out",
+    "the listener of clients takes brokers without proof",
+    "a wiped disk's vote is never given to its successor",
+    "rows that this process has not looked at are served",
+    "a leader that cannot write leads on, out of sync",
+    # clients and strangers
+    "out of order is taken for never stored",
+    "a reader does not name the epoch of its last row",
+    "the leader epoch that a reader names is not looked at",
+    # transactions
+    "no new epoch at open",
+    "staged rows of other epochs count",
+    "a commit does not wait for the publish before",
+)
+"""One for each check of the checkers, the cheap ones; `make sim-bugs` hunts all."""
+_BUGS = {bug.name: bug for bug in BUGS}
+
+
 @functools.cache
 def _run(seed: int) -> ClusterResult:
     return once((__name__, seed), lambda: simulate(seed, duration_ms=_DURATION_MS))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(0, _SEEDS, _CHUNK))
-def test_a_cluster_keeps_every_promise(first: int) -> None:
-    for seed in range(first, first + _CHUNK):
-        _run(seed)
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_a_cluster_keeps_every_promise(seed: int) -> None:
+    _run(seed)
 
 
 @pytest.mark.long
 def test_a_cluster_keeps_every_promise_with_fresh_seeds() -> None:
     """A failure names its seed and the command that shows it again."""
-    for _ in range(_FRESH_SEEDS):
-        simulate(random.SystemRandom().randrange(10**6, 10**9), duration_ms=_FRESH_MS)
+    drawn = iter(lambda: random.SystemRandom().randrange(10**6, 10**9), None)
+    short = (seed for seed in drawn if Tempo.draw(seed) == SHIPPED)
+    for seed in islice(short, _FRESH_SEEDS):
+        simulate(seed, duration_ms=_FRESH_MS)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)  # One that runs them all anew: this test alone.
 def test_much_happens_to_a_cluster() -> None:
-    results = [_run(seed) for seed in range(_SEEDS)]
+    results = [_run(seed) for seed in _SEEDS]
+    assert sum(result.rows_acknowledged for result in results) > 800 * len(_SEEDS)
+    assert sum(result.elections for result in results) > 3 * len(_SEEDS)
+    assert sum(result.compared for result in results) > 800 * len(_SEEDS)
+
+
+def test_everything_that_may_go_wrong_does() -> None:
+    """In a few short runs, with a promise broken in none."""
     faults = Counter[str]()
-    for result in results:
-        faults.update(result.faults)
-    assert not [kind for kind in _MUST_HAPPEN if not faults[kind]], faults
-    assert sum(result.rows_acknowledged for result in results) > 10_000
-    assert sum(result.elections for result in results) > 40
-    assert sum(result.compared for result in results) > 10_000
+    for seed in range(_STORMS_MAX):
+        faults.update(simulate(seed, duration_ms=_DURATION_MS, shape=_STORM).faults)
+        if all(faults[kind] for kind in _MUST_HAPPEN):
+            return
+    raise AssertionError([kind for kind in _MUST_HAPPEN if not faults[kind]])
 
 
 def test_a_cut_may_be_one_way() -> None:
@@ -105,9 +161,7 @@ def test_every_bug_of_replication_can_be_planted() -> None:
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.parametrize(
-    "bug", [bug for bug in BUGS if bug.name not in UNPROVEN], ids=lambda bug: bug.name
-)
+@pytest.mark.parametrize("bug", [_BUGS[name] for name in _HUNTED], ids=lambda bug: bug.name)
 def test_a_planted_bug_of_replication_is_caught(bug: Bug) -> None:
     """By a seed that sound nodes pass: its own in a short run, or one of some in longer ones."""
     caught = hunt(bug, seeds=(), duration_ms=_HUNT_MS, run=simulate)
@@ -117,5 +171,5 @@ def test_a_planted_bug_of_replication_is_caught(bug: Bug) -> None:
 
 
 def test_a_seed_decides_the_whole_run_of_a_cluster() -> None:
-    traces = [simulate(seed, duration_ms=2_000).trace for seed in (3, 3, 4)]
+    traces = [simulate(seed, duration_ms=2_000).trace for seed in (3, 3, 0)]
     assert traces[0] == traces[1] != traces[2]
