@@ -79,7 +79,8 @@ def register(spark: SparkSession, *, send: bool | None = None) -> None:
 
     Spark searches once per JVM, with the interpreter of `PYSPARK_PYTHON`, or else the first
     `python3` on the PATH. If quiverlog is not installed there, or was installed later, the session
-    answers `DATA_SOURCE_NOT_FOUND`; this call cures that. Where Spark has found it, nothing
+    answers `DATA_SOURCE_NOT_FOUND`; this call cures that. So does a write on a new thread,
+    in `foreachBatch` for example: call this on that thread. Where Spark has found it, nothing
     changes.
 
     Args:
@@ -105,6 +106,18 @@ def register(spark: SparkSession, *, send: bool | None = None) -> None:
             _register(spark)
     else:
         _register(spark)
+    _activate(spark)
+
+
+def _activate(spark: SparkSession) -> None:
+    """Have Spark find sources of `spark` when this thread writes, where it has no session yet."""
+    # A write looks Python sources up in the session that is active in the thread, and only there.
+    jvm, session = getattr(spark, "_jvm", None), getattr(spark, "_jsparkSession", None)
+    if jvm is None or session is None:  # Spark Connect
+        return
+    sessions = getattr(jvm, "org.apache.spark.sql.classic.SparkSession")
+    if not sessions.getActiveSession().isDefined():
+        sessions.setActiveSession(session)
 
 
 def _register(spark: SparkSession) -> None:

@@ -276,6 +276,16 @@ def commit(
         logger.warning(
             "%s had been written before: its %d rows are not written again", what, skipped
         )
+    if skipped and skipped != committed.rows:
+        logger.warning(
+            "%s had %d rows when it was written, and has %d now. That is right for a query whose "
+            "rows differ from try to try. Where its checkpoint was put back or edited, Spark has "
+            "chosen other rows to read for the same number: what was not among the first is in no "
+            "micro-batch any more. Start such a query anew, with a new checkpoint",
+            what,
+            committed.rows,
+            skipped,
+        )
     if not committed.is_published:
         logger.warning(
             "%s is committed, and its %d rows are not all published after %g s; they will be. "
@@ -304,7 +314,9 @@ def _explained(
         )
     if isinstance(error, TransactionClosed):
         return TransactionClosed(
-            f"{what}: {error.message} Start the query or job again: nothing of this write remains."
+            f"{what}: {error.message} Start the query or job again: nothing of this write remains. "
+            "If no command had aborted it, raise `transaction.timeout` "
+            f"({options.transaction_timeout:g} s)."
         )
     if isinstance(error, TransactionFenced):
         return TransactionFenced(f"{what}: another run of the query writes to sink {name} now.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,30 @@ def test_register_works_on_a_session_that_has_it_already(spark: Any) -> None:
     pyspark_quiverlog.register(spark)
     with pytest.raises(Exception, match=r"`bootstrap\.servers` is required"):
         spark.read.format("quiverlog").load("x")
+
+
+def test_a_new_thread_writes_after_register(
+    spark: Any, broker: Any, client: Any, topic: Any
+) -> None:
+    """Spark looks a Python source up in the session of the thread, and a new thread has none."""
+    import pyspark_quiverlog
+
+    sink, refused = topic(), []
+    frame = spark.range(10, numPartitions=1)
+
+    def write() -> None:
+        writer = frame.write.format("quiverlog").mode("append")
+        writer.option("bootstrap.servers", broker.bootstrap).save(sink)
+
+    def write_twice() -> None:
+        try:
+            write()
+        except Exception as error:
+            refused.append(str(error))
+        pyspark_quiverlog.register(spark)
+        write()
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(write_twice).result()
+    assert "DATA_SOURCE_NOT_FOUND" in refused[0]
+    assert stored_ids(client, sink) == list(range(10))

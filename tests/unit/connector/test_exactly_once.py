@@ -387,7 +387,7 @@ def test_a_version_without_rows_is_taken(monkeypatch: pytest.MonkeyPatch) -> Non
         (SequenceTaken("x"), "micro-batch 4 has been written to sink 'spark/q/t'.*`sinkId`"),
         (SequenceTooOld("x"), "later micro-batches of this query.*backup"),
         (TransactionFenced("x"), "another run of the query"),
-        (TransactionClosed("x"), "Start the query or job again"),
+        (TransactionClosed("x"), r"Start the query or job again.*`transaction.timeout` \(900 s\)"),
         (ConnectionFailed("x"), "x"),
     ],
 )
@@ -419,6 +419,19 @@ def test_a_skip_is_logged(
     made = driver(monkeypatch, FakeClient())
     made.commit([TaskReport(staged=staged(0), skipped=7)], "micro-batch 4")
     assert "micro-batch 4 had been written before: its 7 rows" in caplog.text
+
+
+@pytest.mark.parametrize("skipped", [2, 3, 4])
+def test_a_skip_of_other_rows_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, skipped: int
+) -> None:
+    """A checkpoint that was put back by one micro-batch looks as one that Spark repeats."""
+    made = driver(monkeypatch, FakeClient(Committed(4, 3, Durability.FLUSHED, True)))
+    made.commit([TaskReport(staged=staged(0), skipped=skipped)], "micro-batch 4")
+    different = (
+        f"micro-batch 4 had 3 rows when it was written, and has {skipped} now" in caplog.text
+    )
+    assert different is (skipped != 3)
 
 
 @pytest.mark.parametrize("answer", [False, True, TransactionFenced("x"), OSError("x")])
