@@ -6,15 +6,23 @@ A driver that is killed is in test_exactly_once.py; here its checkpoint is set b
 from __future__ import annotations
 
 import shutil
+import uuid
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from pyspark_quiverlog import exactly_once, pool
+from pyspark_quiverlog.options import Use, parse_write_options
+from quiverlog.errors import TransactionClosed
 from tests.spark.conftest import produce, read_stream, stored_ids
 from tests.support.spark import run_once
 
 pytestmark = pytest.mark.spark
+IDS = pa.schema([("id", pa.int64())])
+LONG_S = 240
+"""Of a query, on a machine with other work."""
 
 
 def forget_commit(checkpoint: Path, batch: int) -> None:
@@ -22,6 +30,14 @@ def forget_commit(checkpoint: Path, batch: int) -> None:
     for path in (checkpoint / "commits").iterdir():
         if path.name.strip(".").split(".")[0] == str(batch):
             path.unlink()
+
+
+def files(spark: Any, place: Path, ids: range) -> Any:
+    """One file more; the stream takes one in each micro-batch."""
+    place.mkdir(exist_ok=True)
+    (place / f"{len([*place.iterdir()])}").write_text("".join(f"{n}\n" for n in ids))
+    stream = spark.readStream.option("maxFilesPerTrigger", "1").text(str(place))
+    return stream.selectExpr("cast(value as bigint) id")
 
 
 def run_in_batches(stream: Any, write: Any, checkpoint: Path) -> Any:
@@ -32,7 +48,7 @@ def run_in_batches(stream: Any, write: Any, checkpoint: Path) -> Any:
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(LONG_S)
     return query
 
 
@@ -66,6 +82,49 @@ def test_what_spark_repeats_is_skipped_though_its_rows_differ(
     with pytest.raises(Exception, match="later micro-batches of this query"):
         run_once(stream, fmt="quiverlog", **options)
     assert stored_ids(client, sink) == list(range(120))
+
+
+def test_a_query_that_was_at_least_once_goes_on_exactly_once(
+    spark: Any, broker: Any, client: Any, topic: Any, tmp_path: Path
+) -> None:
+    """The first micro-batch may repeat what the run before had written; no later one does."""
+    sink, checkpoint = topic(schema=IDS), tmp_path / "checkpoint"
+    options: dict[str, Any] = {"bootstrap.servers": broker.bootstrap, "topic": sink}
+    options |= {"checkpointLocation": str(checkpoint), "timeout": LONG_S}
+    for first in (0, 10):
+        stream = files(spark, tmp_path / "source", range(first, first + 10))
+        run_once(stream, fmt="quiverlog", deliveryMode="at_least_once", **options)
+    forget_commit(checkpoint, 1)
+    repeated = sorted([*range(20), *range(10, 20)])
+    for _ in range(2):
+        run_once(stream, fmt="quiverlog", **options)
+        assert stored_ids(client, sink) == repeated
+        forget_commit(checkpoint, 1)
+    stream = files(spark, tmp_path / "source", range(20, 30))
+    run_once(stream, fmt="quiverlog", **options)
+    assert stored_ids(client, sink) == [*repeated, *range(20, 30)]
+
+
+def test_a_worker_that_staged_rows_of_a_failed_write_stages_those_of_the_next(
+    broker: Any, client: Any, topic: Any
+) -> None:
+    """In foreachBatch, whose function may write again: the abort has ended the epoch."""
+    sink = topic(schema=IDS)
+    options = parse_write_options({"bootstrap.servers": broker.bootstrap}, Use.BATCH_WRITE)
+    query = f"spark/{sink}"
+
+    def stage(writer_id: uuid.UUID) -> Any:
+        where = pool.endpoint(options)
+        attempt = pool.stager(where, query, b"a run", writer_id).attempt(0)
+        attempt.send(sink, pa.table([[1, 2]], schema=IDS))
+        return attempt.finish()
+
+    failed, other = uuid.uuid4(), uuid.uuid4()
+    exactly_once.abort(options, [stage(failed), stage(failed)], "the write")
+    with pytest.raises(TransactionClosed):
+        client.commit_staged([stage(failed)])
+    client.commit_staged([stage(other), stage(other)])
+    assert stored_ids(client, sink) == [1, 1, 2, 2]
 
 
 def test_a_write_in_foreach_batch_is_a_sink_of_the_query(
