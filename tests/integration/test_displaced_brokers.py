@@ -152,6 +152,13 @@ def brokers() -> Iterator[Brokers]:
         yield Brokers(stack)
 
 
+@pytest.fixture(scope="module")
+def unharmed() -> Iterator[Brokers]:
+    """Three that no test kills."""
+    with ExitStack() as stack:
+        yield Brokers(stack)
+
+
 def register_in_its_name(brokers: Brokers, node_id: int, at: tuple[str, int]) -> None:
     directory = brokers.directories()[node_id]
     with RawClient(brokers.by_id[brokers.controller].address) as client:
@@ -170,14 +177,14 @@ def register_in_its_name(brokers: Brokers, node_id: int, at: tuple[str, int]) ->
 
 
 def test_a_broker_in_whose_name_a_client_registers_is_back_after_a_session(
-    brokers: Brokers,
+    unharmed: Brokers,
 ) -> None:
     """One REGISTER_BROKER kept the broker fenced until an operator restarted it."""
-    node_id = brokers.other()
-    broker = brokers.by_id[node_id]
-    register_in_its_name(brokers, node_id, broker.address)
+    node_id = unharmed.other()
+    broker = unharmed.by_id[node_id]
+    register_in_its_name(unharmed, node_id, broker.address)
     until(lambda: "another process is registered with this node id" in broker.log_text, "a line")
-    until(lambda: brokers.is_back(node_id), "it is back")
+    until(lambda: unharmed.is_back(node_id), "it is back")
     pair = f'at="{broker.bootstrap}",other_at="{broker.bootstrap}"'
     assert pair.replace('"', "").replace(",", " ") in broker.log_text
     with urlopen(f"http://{broker.http}/metrics", timeout=5) as answer:
@@ -187,22 +194,22 @@ def test_a_broker_in_whose_name_a_client_registers_is_back_after_a_session(
         assert answer.status == 200
 
 
-def test_a_client_that_registers_in_a_brokers_name_elsewhere_is_refused(brokers: Brokers) -> None:
+def test_a_client_that_registers_in_a_brokers_name_elsewhere_is_refused(unharmed: Brokers) -> None:
     """One REGISTER_BROKER put the broker out for a session."""
-    node_id = brokers.other()
-    broker, before = brokers.by_id[node_id], brokers.live()
+    node_id = unharmed.other()
+    broker, before = unharmed.by_id[node_id], unharmed.live()
     with pytest.raises(DuplicateNodeId, match=f"at {broker.bootstrap}, and alive"):
-        register_in_its_name(brokers, node_id, ("10.66.66.66", 666))
+        register_in_its_name(unharmed, node_id, ("10.66.66.66", 666))
     until(lambda: "second_at=10.66.66.66:666" in broker.log_text, "the broker logs it")
-    assert brokers.live() == before
+    assert unharmed.live() == before
 
 
 def test_a_broker_in_whose_name_a_client_wants_to_stop_is_back_after_a_session(
-    brokers: Brokers,
+    unharmed: Brokers,
 ) -> None:
-    for node_id in (brokers.other(), brokers.controller):
-        epoch = brokers.live()[node_id][1]
-        with RawClient(brokers.by_id[brokers.controller].address) as client:
+    for node_id in (unharmed.other(), unharmed.controller):
+        epoch = unharmed.live()[node_id][1]
+        with RawClient(unharmed.by_id[unharmed.controller].address) as client:
 
             def is_held(node_id: int = node_id, epoch: int = epoch, c: RawClient = client) -> bool:
                 beat = BrokerHeartbeatRequest(
@@ -213,11 +220,11 @@ def test_a_broker_in_whose_name_a_client_wants_to_stop_is_back_after_a_session(
                     wants_to_stop=True,
                 )
                 c.ask(beat)
-                return node_id not in brokers.live()
+                return node_id not in unharmed.live()
 
             until(is_held, "it is held")
-        until(lambda: brokers.is_back(node_id), "it is back")  # noqa: B023
-        assert "held for stopping" in brokers.by_id[node_id].log_text
+        until(lambda: unharmed.is_back(node_id), "it is back")  # noqa: B023
+        assert "held for stopping" in unharmed.by_id[node_id].log_text
 
 
 @pytest.mark.parametrize("is_controller", [False, True], ids=["follower", "controller"])

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import quiverlog.testing
+from quiverlog.cli import main
 from quiverlog.local.cluster import LocalCluster, racks_of
 from quiverlog.local.failures import LocalClusterFailed
 from quiverlog.local.ports import free_port
@@ -25,16 +26,30 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "local-clusters.md"
 
 
 class Dev:
-    """The command, run as a person runs it: a process that ends."""
+    """The command; in processes of their own `up`, which leaves brokers behind, and `logs`, which
+    becomes another program."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
         self.directory = directory
+        self._capfd = capfd
 
     def __call__(self, verb: str, *words: str, code: int = 0) -> str:
-        command = [sys.executable, "-m", "quiverlog", "dev", verb, "-d", str(self.directory)]
-        done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=120)
-        assert done.returncode == code, done.stderr
-        return done.stdout if code == 0 else done.stderr
+        command = ["dev", verb, "-d", str(self.directory), *words]
+        if verb in ("up", "logs"):
+            done = subprocess.run(
+                [sys.executable, "-m", "quiverlog", *command],
+                capture_output=True, text=True, timeout=120, check=False,
+            )  # fmt: skip
+            ended, out, err = done.returncode, done.stdout, done.stderr
+        else:
+            self._capfd.readouterr()
+            ended = main(command)
+            out, err = self._capfd.readouterr()
+        assert ended == code, err
+        return out if code == 0 else err
+
+    def beside(self) -> Dev:
+        return Dev(self.directory / "other", self._capfd)
 
     def status(self) -> dict[int, dict[str, object]]:
         printed = json.loads(self("status", "--format", "json"))
@@ -45,9 +60,9 @@ class Dev:
 
 
 @pytest.fixture
-def dev(tmp_path: Path) -> Iterator[Dev]:
+def dev(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Dev]:
     directory = tmp_path / "dev"
-    yield Dev(directory)
+    yield Dev(directory, capfd)
     found = LocalCluster.find(directory)
     if found is not None:
         found.remove()
@@ -122,7 +137,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(dev: Dev) -> None:
     dev("up", "-n", "1", "--port", str(port), "--set", "topic.defaults.retention.ms=1000")
     assert "there are: 1." in dev("kill", "2", code=1)
     assert "holds a cluster of 1" in dev("up", "-n", "2", code=1)
-    taken = Dev(dev.directory / "other")
+    taken = dev.beside()
     assert f"port {port}" in taken("up", "-n", "1", "--port", str(port), code=1)
     with quiverlog.connect(f"127.0.0.1:{port}") as client:
         client.create_topic("t", pa.schema({"n": pa.int64()}))

@@ -176,7 +176,9 @@ def test_an_answer_cut_at_any_byte_is_asked_for_again(
     action = next(a for a in SAFE if request_kind in uses[a])
     with quiverlog.connect(broker.bootstrap, request_timeout=PATIENT_S) as client:
         client.cluster.jitter = lambda: 0.0  # no pauses between the tries
-        for cut in (*range(24), *range(24, 400, 23)):
+        # All answers have one header: one kind is cut at each of its bytes.
+        in_header = range(24) if request_kind is m.MetadataRequest else (0, 7, 8, 9, 23)
+        for cut in (*in_header, *range(24, 400, 47)):
             client.cluster._histories.clear()
             first = len(broker.seen(request_kind))
             broker.fault(request_kind, Cut(cut))

@@ -5,7 +5,6 @@ A property over schemas and values: any rows that a topic may hold go through ev
 
 from __future__ import annotations
 
-import itertools
 import math
 import tempfile
 from datetime import UTC, date
@@ -140,7 +139,8 @@ def comparable(batch: pa.RecordBatch) -> list:
     return [encodable(column, "column") for column in batch.columns]
 
 
-PAIRS = list(itertools.product(("csv", "tsv", "json"), repeat=2))
+PAIRS = [("csv", "json"), ("json", "tsv"), ("tsv", "csv"), ("json", "json")]
+"""Each is written first and second."""
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
