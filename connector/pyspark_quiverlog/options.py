@@ -143,6 +143,12 @@ def _check_transaction(options: WriteOptions) -> None:
         raise InvalidOption(
             "option `txnAppId` needs `deliveryMode` exactly_once: at_least_once writes every time."
         )
+    # The transactional id has both, with a `/` between.
+    if options.txn_app_id is not None and "/" in (options.sink_id or ""):
+        raise InvalidOption(
+            f"option `sinkId` is {options.sink_id!r}: it may have no `/` beside `txnAppId`, as "
+            "another job might have the same name then, and its rows would be skipped."
+        )
 
 
 _SELECTORS = ("subscribe", "subscribePattern", "assign")

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from quiverlog.errors import InvalidOption, SchemaMismatch
+from quiverlog.errors import InternalTopic, InvalidOption, SchemaMismatch
 
 from . import pool
 from .options import WriteOptions
@@ -43,6 +43,7 @@ def check_write(options: WriteOptions, schema: pa.Schema) -> Route:
     Raises:
         InvalidOption, InvalidSchema: a routing column is missing or of the wrong type; or as
             `create_missing`.
+        InternalTopic: the cluster alone writes it.
         SchemaMismatch: the DataFrame's columns do not fit the topic's.
         UnknownTopic: there is none of this name.
     """
@@ -65,6 +66,9 @@ def check_write(options: WriteOptions, schema: pa.Schema) -> Route:
 def _check_write(options: WriteOptions, schema: pa.Schema) -> Route:
     known: set[str] = set()
     if options.topic is not None:
+        # Its columns do not fit either: to add those would help nothing.
+        if options.topic.startswith("__"):
+            raise InternalTopic(f"{options.topic!r} is an internal topic: no sink writes it.")
         if options.create_topic:
             create_missing(options, options.topic, schema, _routing_names(options, schema))
         known = set(topic_schema(options, options.topic).names)

@@ -115,6 +115,12 @@ def test_a_batch_write_is_a_transaction_of_its_own() -> None:
             {"txnAppId": "a", "txnVersion": "1", "deliveryMode": "at_least_once"},
             "`txnAppId` needs `deliveryMode` exactly_once",
         ),
+        # `a/b` and `c` would be one id with `a` and `b/c`: the later of two jobs was skipped.
+        (
+            Use.BATCH_WRITE,
+            {"txnAppId": "a", "txnVersion": "1", "sinkId": "b/c"},
+            "`sinkId` is 'b/c'.* no `/`",
+        ),
         (Use.STREAM_WRITE, {"asyncProgressTrackingEnabled": "true"}, "repeats a micro-batch"),
     ],
 )
@@ -134,6 +140,8 @@ def test_good_options_at_their_limits() -> None:
     assert (found.txn_version, found.delivery_mode) == (0, "exactly_once")
     name = transaction_name(found, lambda _: None, WRITER).transactional_id
     assert len(name) <= 512
+    assert options(sinkId="b/c").sink_id == "b/c"
+    assert options(txnAppId="a/b", txnVersion="1", sinkId="c").txn_app_id == "a/b"
     last = options(txnAppId="a", txnVersion=f"{2**63 - 2}", **{"transaction.timeout": "1s"})
     assert (last.txn_version, last.transaction_timeout) == (2**63 - 2, 1)
     assert options().transaction_timeout == 900

@@ -15,7 +15,13 @@ from pyspark_quiverlog.options import Use, WriteOptions, parse_write_options
 from pyspark_quiverlog.routing import Route, split_by_route
 from pyspark_quiverlog.writer import TaskReport, WriteTask, Written
 from quiverlog.client.base.results import Produced
-from quiverlog.errors import BufferExhausted, InvalidOption, SchemaMismatch, UnknownTopic
+from quiverlog.errors import (
+    BufferExhausted,
+    InternalTopic,
+    InvalidOption,
+    SchemaMismatch,
+    UnknownTopic,
+)
 from quiverlog.types import Durability
 
 TOPIC = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
@@ -76,6 +82,12 @@ class TestDriverCheck:
     def test_a_misfit_is_refused_by_column(self, schema: pa.Schema, message: str) -> None:
         with pytest.raises(SchemaMismatch, match=message):
             check(schema, topic="t")
+
+    @pytest.mark.parametrize("create", ["true", "false"])
+    def test_an_internal_topic_is_refused_before_its_columns(self, create: str) -> None:
+        schema = pa.schema([("kind", pa.int8()), ("other", pa.int64())])
+        with pytest.raises(InternalTopic, match="'__staged' is an internal topic"):
+            check(schema, topic="__staged", createTopic=create)
 
     def test_without_topic_there_must_be_a_topic_column(self) -> None:
         with pytest.raises(InvalidOption, match=r"`topic` is not set.*no column 'topic'"):
