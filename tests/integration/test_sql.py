@@ -310,26 +310,71 @@ def test_all_columns_of_a_join(broker, capfd):
 def test_the_prompt(broker):
     command = [sys.executable, "-c", SCRIPT, "sql", "-b", broker.bootstrap, "--format", "json"]
     ours, theirs = pty.openpty()
-    printed = b""
 
-    def seen(text: bytes) -> bool:
-        nonlocal printed
-        printed += os.read(ours, 65_536)
-        return text in printed
+    def answered(typed: str, *texts: str) -> None:
+        os.write(ours, f"{typed}\n".encode() if typed else b"")
+        printed = b""  # What was typed comes back, too, before the answer.
+        while not all(text.encode() in printed for text in texts):
+            printed += os.read(ours, 65_536)
 
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         try:
-            until(lambda: seen(b"quiverlog> "))
-            os.write(ours, b"select count(*) as n\nfrom flights;\n")
-            until(lambda: seen(b'{"n":10}'))
-            os.write(ours, b"selct;\n")
-            until(lambda: seen(b"quiverlog: Parser Error"))
+            answered("", "quiverlog 0.1.0, SQL of DuckDB", "topics, each a table", "quiverlog> ")
+            answered("select count(*) as n\nfrom flights;", '{"n":10}')
+            answered(".tables", '{"name":"flights"}', '{"name":"my-topic"}')
+            answered("help", ".schema NAME   show", "leave; so do quit")
+            answered("flights", "No SQL begins with `flights`;", "quiverlog> ")
+            answered("select", "...> ")
+            answered("exit", "a semicolon ends it, Ctrl-C drops it")
+            answered("from nowhere;", "quiverlog: There is no table", "quiverlog> ")
             os.write(ours, b"exit\n")
             assert process.wait(60) == 0
         finally:
             process.kill()
             os.close(ours)
             os.close(theirs)
+
+
+def test_commands_of_the_prompt_are_queries_too(broker, capfd):
+    assert {"name": "flights"} in lines(broker, capfd, ".tables")
+    described = [
+        {"column": "carrier", "type": "VARCHAR"},
+        {"column": "delay", "type": "DOUBLE"},
+        {"column": "_partition", "type": "INTEGER"},
+        {"column": "_offset", "type": "BIGINT"},
+        {"column": "_timestamp", "type": "TIMESTAMP WITH TIME ZONE"},
+    ]
+    for named in ("my-topic", '"my-topic"', "MY-TOPIC;"):
+        assert lines(broker, capfd, f".schema {named}") == described
+
+
+@pytest.mark.parametrize(
+    ("typed", "reason"),
+    [
+        (
+            "tables",
+            "No SQL begins with `tables`; `.help` lists what can be typed. Did you mean `.t",
+        ),
+        (
+            "quiverlog topic list",
+            "No SQL begins with `quiverlog`; `.help` lists what can be typed.",
+        ),
+        ("\\d", "No SQL begins with `\\d`"),
+        (".schema", "Name one topic: `.schema NAME`."),
+        (".schema a b", "Name one topic"),
+        (".schema nowhere", "There is no table nowhere: each topic is one, `.tables` lists them."),
+        (".tables flights", "`.tables flights` is no command: those are .tables, .schema NAME, .h"),
+    ],
+)
+def test_what_is_no_sql(broker, capfd, typed, reason):
+    code, out, err = answer(broker, capfd, typed)
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert err.startswith(f"quiverlog: {reason}")
+
+
+@pytest.mark.parametrize("begun", ["select", "(select", "with", "from", "explain", "-- note", "/*"])
+def test_what_begins_a_statement_waits_for_its_end(broker, capfd, begun):
+    assert "No SQL" not in answer(broker, capfd, begun)[2]
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,10 @@ from quiverlog.cli.formats.formats import FileKind
 from quiverlog.cli.formats.memory_bound import bounded_memory, too_large
 from quiverlog.cli.formats.output_file import check_free, force_option, output_kind
 from quiverlog.cli.rows.read_range import Span
+from quiverlog.client.base.arguments import counted
 from quiverlog.errors import QuiverlogError, RequestTimedOut
 from quiverlog.limits import FILE_MEMORY_BYTES_MAX, MIB
+from quiverlog.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +56,20 @@ _FILES_HINT: Final = (
 _AGAIN_S: Final = 0.05
 _PROMPT: Final = "quiverlog> "
 _MORE: Final = "      ...> "
+_LEAVING: Final = ("exit", "quit", "\\q", ".exit", ".quit")
+_HELP: Final = """\
+.tables        list the topics: each is a table
+.schema NAME   show the columns of a topic, and their types in SQL
+.help          show this
+exit           leave; so do quit and Ctrl-D
+
+All else is SQL of DuckDB, at one or several lines, up to a semicolon:
+
+  select * from NAME limit 10;
+  select count(*) from NAME where _timestamp > now() - interval 1 hour;
+
+Names with other signs than letters, digits and _ are put in "double quotes". Ctrl-C ends a query
+that runs, or drops what was typed."""
 
 
 @click.command()
@@ -97,7 +113,7 @@ def sql(
     bootstrap: str,
     timeout_s: float,
 ) -> None:
-    """Ask topics in SQL; without QUERY at a prompt, or what comes from a pipe.
+    """Ask topics in SQL; without QUERY at a prompt (.help helps), or what comes from a pipe.
 
     Each topic is a table of DuckDB, with its columns and _partition, _offset and _timestamp (when
     the rows were sent). Columns that the query does not use are not decoded, and conditions on
@@ -170,6 +186,44 @@ def _files_in(query: str) -> str:
     return ", ".join(dict.fromkeys(named)) or "the query"
 
 
+def _as_sql(query: str) -> str:
+    """Return the query that answers a command of the prompt, or `query` itself."""
+    words = query.strip().rstrip(";").split()
+    if not words or not words[0].startswith("."):
+        if word := _word_of_no_statement(query):
+            near = f" Did you mean `.{word}`?" if word in ("tables", "schema", "help") else ""
+            text = f"No SQL begins with `{word}`; `.help` lists what can be typed.{near}"
+            raise CommandFailed(text, ExitCode.USAGE)
+        return query
+    command, *names = words
+    if command == ".tables" and not names:
+        return "show tables"
+    if command == ".schema" and len(names) == 1:
+        name = names[0].strip('"').replace('"', '""')
+        return f'select column_name as "column", column_type as "type" from (describe "{name}")'
+    if command == ".schema":
+        raise CommandFailed("Name one topic: `.schema NAME`.", ExitCode.USAGE)
+    raise CommandFailed(
+        f"`{query.strip()}` is no command: those are .tables, .schema NAME, .help and exit.",
+        ExitCode.USAGE,
+    )
+
+
+def _word_of_no_statement(typed: str) -> str:
+    """Return the first word where no statement begins with it, else an empty text."""
+    import duckdb
+
+    first = typed.split(maxsplit=1)[:1]
+    try:
+        # Two brackets follow no first word: DuckDB refuses them, or the word.
+        duckdb.extract_statements(f"{first[0]} ( (" if first else "")
+    except duckdb.Error as error:
+        refused = re.search(r'syntax error at or near "(.*)"', str(error))
+        if refused is not None and refused[1] != "(" and first[0].startswith(refused[1]):
+            return first[0].rstrip(";")
+    return ""
+
+
 class _Session:
     def __init__(self, client: Client, database: Any, files: bool) -> None:
         self._client = client
@@ -184,6 +238,10 @@ class _Session:
         self.is_forced = False
 
     def ask(self, query: str) -> None:
+        if query.strip() == ".help":
+            print(_HELP)
+            return
+        query = _as_sql(query)
         self._failures.clear()
         self._make_tables(query)
         with self._own_errors(query), self._running():
@@ -239,9 +297,13 @@ class _Session:
             if not isinstance(error, duckdb.Error):
                 raise
             message = one_line(str(error).split("\n\n")[0])
+            table = re.search(r"Table with name (.+?) does not exist", message)
             is_closed = isinstance(error, duckdb.PermissionException) or "been locked" in message
             if is_closed or (not self._files and _is_about_files(message)):
                 message = f"{message.rstrip('.')}. {_FILES_HINT}"
+            elif table is not None and not _is_about_files(message):
+                # DuckDB proposes tables of its own.
+                message = f"There is no table {table[1]}: each topic is one, `.tables` lists them."
             is_wrong = is_closed or isinstance(error, duckdb.ProgrammingError)
             raise CommandFailed(message, ExitCode.USAGE if is_wrong else ExitCode.FAILED) from error
 
@@ -261,6 +323,7 @@ class _Session:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - gives input() a history and editing
 
+        print(self._banner(), file=sys.stderr)
         typed = ""
         while True:
             try:
@@ -272,12 +335,35 @@ class _Session:
                 print()
                 typed = ""
                 continue
-            if not typed and line.strip().rstrip(";").lower() in ("exit", "quit", "\\q"):
+            word = line.strip().rstrip(";").lower()
+            if not typed and word in _LEAVING:
                 return
-            typed = f"{typed}\n{line}" if typed else line
-            if line.rstrip().endswith(";") or len(typed) > _QUERY_CHARS_MAX:
+            if not typed and word == "help":
+                line = ".help"
+            if typed and (word in _LEAVING or word == ".help"):
+                print(
+                    "quiverlog: a statement is begun: a semicolon ends it, Ctrl-C drops it.",
+                    file=sys.stderr,
+                )
+            typed = f"{typed}\n{line}" if typed.strip() else line
+            is_command = typed.lstrip().startswith(".")
+            if (
+                is_command
+                or line.rstrip().endswith(";")
+                or len(typed) > _QUERY_CHARS_MAX
+                or _word_of_no_statement(typed)
+            ):
                 self._answer(typed)
                 typed = ""
+
+    def _banner(self) -> str:
+        import duckdb
+
+        topics = counted(len(self._client.list_topics()), "topic", "topics")
+        return (
+            f"quiverlog {VERSION}, SQL of DuckDB {duckdb.__version__}: {topics}, each a table."
+            "\nType .tables to list them, a statement and a semicolon to run it, .help, or exit."
+        )
 
     def _answer(self, typed: str) -> None:
         self._client.cluster.progressed()
