@@ -43,6 +43,7 @@ RULES = (
     (r"Opening\[(\w+)\]", r"\1"),
     (r"Opening\((\w+)\)", r"\1()"),
     (r"^from (?:quiverlog\.client|)\.base\.opening import Opening\n", ""),
+    (r"\basyncio_only\b", "blocking_only"),
     (r"\basync (def|with|for)\b", r"\1"),
     (r"\bawait ", ""),
     (r"\b__a(enter|exit|iter|next)__", r"__\1__"),

@@ -4,6 +4,11 @@ tests/unit/client/test_typing.py. It is never run.
 
 from __future__ import annotations
 
+from typing import assert_type
+
+import pandas as pd
+import polars as pl
+
 import quiverlog
 
 
@@ -35,8 +40,17 @@ def right_of_the_guide(client: quiverlog.Client) -> None:
         consumer.seek(error.details["partition"], error.details["next_offset"])
 
 
+def right_frames(client: quiverlog.Client) -> None:
+    reading = client.read("flights", start="latest", end={0: 5})
+    assert_type(reading.to_pandas(), pd.DataFrame)
+    assert_type(reading.to_polars(), pl.DataFrame)
+
+
 async def right_too() -> str:
     async with quiverlog.aio.connect() as client:
+        assert_type(await (await client.read("flights")).to_polars(), pl.DataFrame)
+        opened = await client.consumer("flights")
+        await opened.close()
         batch = await anext(client.consumer("flights", follow=True))
         return batch.topic
 
@@ -47,6 +61,12 @@ def wrong(client: quiverlog.Client) -> None:
     quiverlog.connect("127.0.0.1:9292", timeout=5)  # wrong: call-arg
     client.consumer("flights", fetch_from="anybody")  # wrong: arg-type
     client.consumer("flights", columns=5)  # wrong: arg-type
+    client.consumer("flights", start="earlest")  # wrong: arg-type
+    client.consumer("flights", start={0: "earlest"})  # wrong: dict-item
+    client.consumer("flights", end="last")  # wrong: arg-type
+    client.read("flights", end="earlest")  # wrong: arg-type
+    client.list_offsets("flights", "newest")  # wrong: arg-type
+    client.transaction("app", wait="commited")  # wrong: arg-type
     client.producer(topic=b"flights")  # wrong: arg-type
     client.producer("flights", compression="zippo")  # wrong: arg-type
     client.producer("flights", durability="flash")  # wrong: arg-type
@@ -60,4 +80,7 @@ def wrong(client: quiverlog.Client) -> None:
 
 
 async def wrong_too(client: quiverlog.aio.AsyncClient) -> list[str]:
+    await quiverlog.connect().consumer("flights")  # wrong: misc
+    quiverlog.aio.connect().list_topics()  # wrong: attr-defined
+    client.producer("flights").send([])  # wrong: attr-defined
     return client.list_topics()  # wrong: return-value

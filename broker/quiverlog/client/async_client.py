@@ -37,6 +37,7 @@ from .base.arguments import (
 
 # blocking: from .tables.database import database_of
 from .base.commands import Operation
+from .base.misuse import asyncio_only
 from .base.opening import Opening
 from .cluster.routing import Cluster, Settings
 from .drivers.asynchronous import AsyncDriver
@@ -104,6 +105,7 @@ def connect(
     return Opening(open_)
 
 
+@asyncio_only
 class AsyncClient(AsyncMethods):
     """An asyncio client, for one event loop; a forked child may not use it. Made by `connect`."""
 

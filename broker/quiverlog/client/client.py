@@ -36,6 +36,7 @@ from .base.arguments import (
     seconds,
 )
 from .base.commands import Operation
+from .base.misuse import blocking_only
 from .blocking_methods import BlockingMethods
 from .cluster.routing import Cluster, Settings
 from .drivers.blocking import BlockingDriver
@@ -104,6 +105,7 @@ def connect(
     return open_()
 
 
+@blocking_only
 class Client(BlockingMethods):
     """A blocking client. Threads may share it; a forked child may not use it. Made by `connect`."""
 

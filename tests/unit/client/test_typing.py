@@ -35,7 +35,7 @@ def test_mypy_finds_what_is_wrong_and_nothing_else(tmp_path: Path) -> None:
         "[mypy]\n"
         f"mypy_path = {ROOT / 'broker'}\n"
         "follow_imports = silent\n"
-        "[mypy-pyarrow.*,fastcrc.*]\nignore_missing_imports = true\n"
+        "[mypy-pyarrow.*,fastcrc.*,pandas.*]\nignore_missing_imports = true\n"
     )
     run = subprocess.run(
         [
@@ -65,7 +65,10 @@ def test_pyright_finds_them_too(tmp_path: Path) -> None:
     }
     config.write_text(json.dumps(settings))
     run = subprocess.run(
-        [sys.executable, "-m", "basedpyright", "--outputjson", "--project", str(config)],
+        [
+            *(sys.executable, "-m", "basedpyright", "--outputjson", "--project", str(config)),
+            *("--pythonpath", sys.executable),
+        ],
         capture_output=True,
         text=True,
         timeout=170,

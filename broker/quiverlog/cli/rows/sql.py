@@ -120,11 +120,10 @@ def sql(
     these three narrow what is fetched: `where _timestamp > now() - interval 1 hour` reads the last
     hour. A topic's own column of such a name goes before it. Names with other signs than letters,
     digits and _ are put in double quotes; of names that differ only in case DuckDB calls the second
-    `name_1`. A name that a result has twice is written as `name` and `name_1`, but for a table, as
-    in DuckDB's data frames. Types that a topic cannot have, spans of time for example, are written
-    as DuckDB's text. The query reaches topics alone, neither files nor the network, unless --files
-    is given: only then do you have to trust its text. Ctrl-C ends the query, at the prompt nothing
-    else; so does a --timeout, when for that long no row of a topic or of the result has come. Needs
+    `name_1`. A name that a result has twice becomes `name` and `name_1`, but not in a table. Types
+    that topics cannot have (spans of time) are written as text. Only with --files does the query
+    reach files and the network: then its text must be trusted. Ctrl-C ends the query, at the prompt
+    nothing else; so does --timeout, without a row of a topic or the result for that long. Needs
     DuckDB (the extra `sql`).
 
     \b

@@ -3,13 +3,14 @@ and the refusal of concurrent callers."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 # blocking: from quiverlog.client.rows.arrow_stream import stream_of_consumer
 from quiverlog.client.base.arguments import INT64, checked
 from quiverlog.client.base.commands import Operation
+from quiverlog.client.base.misuse import asyncio_only
 from quiverlog.client.drivers.asynchronous import AsyncDriver
 from quiverlog.client.rows.decoding import ConsumerBatch
 from quiverlog.errors import InvalidArgument, QuiverlogError
@@ -21,6 +22,7 @@ __all__ = ["AsyncConsumer"]
 T = TypeVar("T")
 
 
+@asyncio_only
 class AsyncConsumer(ConsumerBase):
     """Iterates over `ConsumerBatch`es; made by `AsyncClient.consumer`.
 
@@ -36,6 +38,9 @@ class AsyncConsumer(ConsumerBase):
         # `acquire` leaves its holder unknown, while a statement without a call is atomic.
         self._turn = [None]
         # blocking: self.open()
+
+    def __await__(self) -> Generator[Any, None, Self]:  # asyncio only
+        return self.open().__await__()
 
     async def open(self) -> Self:
         """Find the topic and the start offsets."""

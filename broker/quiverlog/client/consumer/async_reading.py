@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from quiverlog.client.base.arguments import counted, extra, names
+from quiverlog.client.base.misuse import asyncio_only
 from quiverlog.client.cluster.routing import Cluster
 from quiverlog.client.drivers.asynchronous import AsyncDriver
 from quiverlog.client.rows.python_values import data_frame
@@ -18,9 +19,16 @@ from .async_consumer import AsyncConsumer
 from .core import ConsumerCore
 from .reading_plan import ReadPlan, ReadProgress
 
+# blocking: from .reading_plan import html_of_reading
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
 __all__ = ["AsyncReading"]
 
 
+@asyncio_only
 class AsyncReading:
     """Rows between fixed offsets; made by `AsyncClient.read`.
 
@@ -79,7 +87,7 @@ class AsyncReading:
         batches = [batch async for batch in self]
         return pa.Table.from_batches(batches, self.schema)
 
-    async def to_pandas(self, **options: Any) -> Any:
+    async def to_pandas(self, **options: Any) -> pd.DataFrame:
         """Return all rows as a data frame of pandas.
 
         Args:
@@ -89,12 +97,14 @@ class AsyncReading:
             UnsupportedValue: Python or pandas have no such value.
         """
         extra("pandas", "to_pandas")
-        return data_frame(await self.to_arrow(), self.topic, options)
+        frame: pd.DataFrame = data_frame(await self.to_arrow(), self.topic, options)
+        return frame
 
-    async def to_polars(self) -> Any:
+    async def to_polars(self) -> pl.DataFrame:
         """Return all rows as a data frame of polars."""
         polars = extra("polars", "to_polars")
-        return polars.from_arrow(await self.to_arrow())
+        frame: pl.DataFrame = polars.from_arrow(await self.to_arrow())
+        return frame
 
     def __repr__(self) -> str:
         rows = counted(self.rows_total, "row", "rows")
@@ -105,6 +115,10 @@ class AsyncReading:
         )
 
     # blocking: __arrow_c_stream__ = stream_of_reading
+
+    # blocking: def _repr_html_(self) -> str:
+    # blocking:     first = Reading(self._plan.first(), self._cluster, self._driver, None)
+    # blocking:     return html_of_reading(repr(self), first, self._plan)
 
     def _report(self, rows: int) -> None:
         if self._progress is not None:

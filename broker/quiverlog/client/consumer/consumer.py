@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 
 from quiverlog.client.base.arguments import INT64, checked
 from quiverlog.client.base.commands import Operation
+from quiverlog.client.base.misuse import blocking_only
 from quiverlog.client.drivers.blocking import BlockingDriver
 from quiverlog.client.rows.arrow_stream import stream_of_consumer
 from quiverlog.client.rows.decoding import ConsumerBatch
@@ -23,6 +24,7 @@ __all__ = ["Consumer"]
 T = TypeVar("T")
 
 
+@blocking_only
 class Consumer(ConsumerBase):
     """Iterates over `ConsumerBatch`es; made by `Client.consumer`.
 

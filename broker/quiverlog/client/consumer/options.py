@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["ConsumerOptions", "End", "StartAt", "consumer_options"]
 
 StartAt: TypeAlias = (
-    "Literal['earliest', 'latest'] | datetime | "
-    "Mapping[int, int | Literal['earliest', 'latest'] | datetime]"
+    Literal["earliest", "latest"]
+    | datetime
+    | Mapping[int, int | Literal["earliest", "latest"] | datetime]
 )
 End: TypeAlias = "Literal['latest'] | Mapping[int, int] | None"
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from quiverlog.client.base.arguments import counted, extra, names
+from quiverlog.client.base.misuse import blocking_only
 from quiverlog.client.cluster.routing import Cluster
 from quiverlog.client.drivers.blocking import BlockingDriver
 from quiverlog.client.rows.arrow_stream import stream_of_reading
@@ -19,11 +20,16 @@ from quiverlog.client.rows.python_values import data_frame
 
 from .consumer import Consumer
 from .core import ConsumerCore
-from .reading_plan import ReadPlan, ReadProgress
+from .reading_plan import ReadPlan, ReadProgress, html_of_reading
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
 
 __all__ = ["Reading"]
 
 
+@blocking_only
 class Reading:
     """Rows between fixed offsets; made by `Client.read`.
 
@@ -82,7 +88,7 @@ class Reading:
         batches = list(self)
         return pa.Table.from_batches(batches, self.schema)
 
-    def to_pandas(self, **options: Any) -> Any:
+    def to_pandas(self, **options: Any) -> pd.DataFrame:
         """Return all rows as a data frame of pandas.
 
         Args:
@@ -92,12 +98,14 @@ class Reading:
             UnsupportedValue: Python or pandas have no such value.
         """
         extra("pandas", "to_pandas")
-        return data_frame(self.to_arrow(), self.topic, options)
+        frame: pd.DataFrame = data_frame(self.to_arrow(), self.topic, options)
+        return frame
 
-    def to_polars(self) -> Any:
+    def to_polars(self) -> pl.DataFrame:
         """Return all rows as a data frame of polars."""
         polars = extra("polars", "to_polars")
-        return polars.from_arrow(self.to_arrow())
+        frame: pl.DataFrame = polars.from_arrow(self.to_arrow())
+        return frame
 
     def __repr__(self) -> str:
         rows = counted(self.rows_total, "row", "rows")
@@ -108,6 +116,10 @@ class Reading:
         )
 
     __arrow_c_stream__ = stream_of_reading
+
+    def _repr_html_(self) -> str:
+        first = Reading(self._plan.first(), self._cluster, self._driver, None)
+        return html_of_reading(repr(self), first, self._plan)
 
     def _report(self, rows: int) -> None:
         if self._progress is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from quiverlog.client.base.arguments import ROWS_SHOWN_MAX, cells, html_table
 from quiverlog.client.base.commands import Operation
 from quiverlog.client.base.results import TopicInfo
 from quiverlog.client.cluster.answers import about
@@ -25,16 +26,19 @@ from quiverlog.client.rows.metadata_columns import (
     mentioned,
     with_metadata,
 )
-from quiverlog.errors import InvalidArgument
+from quiverlog.errors import InvalidArgument, QuiverlogError
 from quiverlog.types import LATEST
 
-from .options import ConsumerOptions
+from .options import FETCH_BYTES_MIN, ConsumerOptions
 from .positions import PositionFinder
 
 if TYPE_CHECKING:
     from quiverlog.client.rows.metadata_bounds import MetadataBounds
 
-__all__ = ["ReadPlan", "ReadProgress", "plan_read"]
+__all__ = ["ReadPlan", "ReadProgress", "html_of_reading", "plan_read"]
+
+_LOOKED_AT_MAX: Final = 10_000
+"""Rows that are read to show those of a condition: it may hold for none."""
 
 
 class ReadProgress(NamedTuple):
@@ -61,6 +65,29 @@ class ReadPlan:
         """The rows in the ranges, before the condition selects some."""
         return sum(end - start for start, end in self.ranges.values())
 
+    def first(self) -> ReadPlan:
+        """Return the plan of the few rows that are shown in a notebook."""
+        left = ROWS_SHOWN_MAX if self.row_filter is None else _LOOKED_AT_MAX
+        ranges = {}
+        for partition, (start, end) in self.ranges.items():
+            if left == 0:
+                break
+            ranges[partition] = (start, min(end, start + left))
+            left -= ranges[partition][1] - start
+        return self.over(ranges, fetch_bytes=FETCH_BYTES_MIN)
+
+    def over(self, ranges: Mapping[int, tuple[int, int]], **changed: Any) -> ReadPlan:
+        """Return this plan over other offsets, which are settled."""
+        options = replace(
+            self.options,
+            start={p: start for p, (start, _) in ranges.items()},
+            end={p: stop for p, (_, stop) in ranges.items()},
+            partitions=tuple(ranges),
+            is_settled=True,
+            **changed,
+        )
+        return replace(self, ranges=ranges, options=options)
+
     def shaped(self, batch: ConsumerBatch) -> pa.RecordBatch:
         rows = add_metadata(batch) if self.has_metadata else batch.data
         if self.row_filter is not None:
@@ -69,6 +96,22 @@ class ReadPlan:
             rows = rows.select(self.schema.names)
         assert rows.schema.equals(self.schema), (rows.schema, self.schema)
         return rows
+
+
+def html_of_reading(caption: str, first: Iterable[pa.RecordBatch], plan: ReadPlan) -> str:
+    """Return the first rows of `plan` as a table; an error of the read as its caption."""
+    try:
+        rows = pa.Table.from_batches(first, plan.schema).slice(0, ROWS_SHOWN_MAX)
+    except QuiverlogError as error:
+        return html_table(f"{caption}: {error}", plan.schema.names, [])
+    left_out = plan.rows_total - rows.num_rows
+    if plan.row_filter is not None:
+        # How many of the others the condition chooses is not known.
+        caption += f"; of the first {min(plan.rows_total, _LOOKED_AT_MAX):,} rows"
+        left_out = 0
+    columns = [cells(column) for column in rows.columns]
+    lines = [tuple(column[row] for column in columns) for row in range(rows.num_rows)]
+    return html_table(caption, plan.schema.names, lines, left_out=left_out)
 
 
 def plan_read(
@@ -96,18 +139,7 @@ def plan_read(
             bounds = MetadataBounds(where, with_metadata(current), own=current.names)
             ranges = yield from _narrowed(finder, bounds, ranges)
         ranges = {p: (start, stop) for p, (start, stop) in ranges.items() if start < stop}
-        return replace(
-            plan,
-            ranges=ranges,
-            options=replace(
-                plan.options,
-                topic_id=info.topic_id,
-                start={p: start for p, (start, _) in ranges.items()},
-                end={p: stop for p, (_, stop) in ranges.items()},
-                partitions=tuple(ranges),
-                is_settled=True,
-            ),
-        )
+        return plan.over(ranges, topic_id=info.topic_id)
 
     return (yield from about(topic, cluster.retrying(attempt)))
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from quiverlog.client.base.arguments import INT32, checked
+from quiverlog.client.base.misuse import asyncio_only
 from quiverlog.client.base.results import Produced
 from quiverlog.errors import ClientClosed, QuiverlogError, RequestTimedOut
 
@@ -66,6 +67,7 @@ class AsyncSendFuture(Delivery):
         return self.error
 
 
+@asyncio_only
 class AsyncProducer(ProducerBase):
     """Sends rows to one topic; made by `AsyncClient.producer`."""
 

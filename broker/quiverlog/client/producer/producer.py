@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from quiverlog.client.base.arguments import INT32, checked
+from quiverlog.client.base.misuse import blocking_only
 from quiverlog.client.base.results import Produced
 from quiverlog.errors import ClientClosed, QuiverlogError, RequestTimedOut
 
@@ -62,6 +63,7 @@ class SendFuture(Delivery):
         return self.error
 
 
+@blocking_only
 class Producer(ProducerBase):
     """Sends rows to one topic; made by `Client.producer`."""
 

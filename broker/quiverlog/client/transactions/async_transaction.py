@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from quiverlog.client.base.arguments import INT32, checked, number, shown
 from quiverlog.client.base.commands import Operation
+from quiverlog.client.base.misuse import asyncio_only
 from quiverlog.client.base.results import TopicInfo
 from quiverlog.client.cluster.answers import about
 from quiverlog.client.cluster.routing import Cluster
@@ -546,6 +547,7 @@ class AsyncStagedRows:
             raise self._core.lost
 
 
+@asyncio_only
 class AsyncTransaction(AsyncStagedRows):
     """Rows for several topics that are published all or not at all.
 

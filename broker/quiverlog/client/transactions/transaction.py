@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from quiverlog.client.base.arguments import INT32, checked, number, shown
 from quiverlog.client.base.commands import Operation
+from quiverlog.client.base.misuse import blocking_only
 from quiverlog.client.base.results import TopicInfo
 from quiverlog.client.cluster.answers import about
 from quiverlog.client.cluster.routing import Cluster
@@ -533,6 +534,7 @@ class StagedRows:
             raise self._core.lost
 
 
+@blocking_only
 class Transaction(StagedRows):
     """Rows for several topics that are published all or not at all.
 

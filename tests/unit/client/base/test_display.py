@@ -10,10 +10,12 @@ from typing import Any
 import duckdb
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import quiverlog
 from quiverlog.client.base.arguments import NAMES_SHOWN_MAX, ROWS_SHOWN_MAX, names
+from quiverlog.client.consumer.reading_plan import ReadProgress
 from quiverlog.client.rows.decoding import ConsumerBatch
 from tests.support.client_scenarios import SCHEMA, rows
 from tests.support.scripted_broker import ScriptedBroker
@@ -115,6 +117,44 @@ def test_a_topic_is_a_table_of_its_partitions(broker: ScriptedBroker) -> None:
         assert info is not None
         for shown in (info, client.describe_topic("t")):
             assert shown._repr_html_().count("<tr>") == 4
+
+
+@pytest.fixture
+def reader(broker: ScriptedBroker) -> Iterator[quiverlog.Client]:
+    """Of topic "t": 15 rows in each of two partitions, n from 0 to 14."""
+    with quiverlog.connect(broker.bootstrap) as client:
+        client.create_topic("t", "n int, s string", partitions=2)
+        with client.producer("t") as producer:
+            for partition in (0, 1):
+                lines = [{"n": n, "s": f"<{partition}>"} for n in range(15)]
+                producer.send(lines, partition=partition)
+        yield client
+
+
+def test_a_reading_is_a_table_of_its_first_rows(reader: quiverlog.Client) -> None:
+    told: list[ReadProgress] = []
+    reading = reader.read("t", progress=told.append)
+    html = reading._repr_html_()
+    assert "Reading of t: 30 rows in 2 partitions" in html
+    assert (html.count("<tr>"), html.count("&lt;0&gt;")) == (ROWS_SHOWN_MAX + 1, 15)
+    assert "and 10 more" in html
+    assert told == [], "the progress is the caller's"
+    assert reading.to_arrow().num_rows == 30
+    assert "more" not in reader.read("t", partitions=[0])._repr_html_()
+
+
+def test_of_a_condition_the_rows_that_it_chooses_are_shown(reader: quiverlog.Client) -> None:
+    html = reader.read("t", where=pc.field("n") >= 12, columns=["s"])._repr_html_()
+    assert html.count("<tr>") == 6 + 1
+    assert "; of the first 30 rows" in html
+    assert " more" not in html
+    assert reader.read("t", start="latest")._repr_html_().count("<tr>") == 1
+
+
+def test_a_reading_that_cannot_be_read_shows_why(reader: quiverlog.Client) -> None:
+    reading = reader.read("t")
+    reader.close()
+    assert "[CLIENT_CLOSED" in reading._repr_html_()
 
 
 # --- data frames ----------------------------------------------------------------------------------
