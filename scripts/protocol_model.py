@@ -205,6 +205,12 @@ MEANINGS: Final[dict[str, str]] = {
     " unknown",
     "DescribeClusterResponse.is_behind": "the broker has not reached the controller for a session:"
     " all of this may be old",
+    "DescribeClusterResponse.room_bytes": "bytes that may still be written at broker `node_id`",
+    "DescribeClusterResponse.load_permille": "processor time of its process in the last ten"
+    " seconds, in thousandths of a core",
+    "DescribeClusterResponse.received_bytes_per_s": "bytes that its connections received in a"
+    " second, by the last ten",
+    "DescribeClusterResponse.sent_bytes_per_s": "bytes that it sent there in a second",
     "DescribeClusterResponse.metadata_version": "up to which the broker has applied the metadata",
     "DescribeClusterResponse.moving_count": "partitions on their way to other brokers",
     "DescribeClusterResponse.node_id": "number of the broker that answers",

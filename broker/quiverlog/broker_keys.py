@@ -69,8 +69,8 @@ _KEYS: Final = (
         "http.listen",
         _ADDRESS,
         "127.0.0.1:9293",
-        "Where `/metrics`, `/healthz` and `/readyz` are served, without encryption or"
-        " authentication; `off` serves none of them.",
+        "Where a page of the cluster's state, `/metrics`, `/healthz` and `/readyz` are served,"
+        " without encryption or authentication; `off` serves none of them.",
         because="its socket is open",
     ),
     Setting(

@@ -84,6 +84,7 @@ def head_of(size: int) -> bytes:
         (REQUEST % b"/healthz", 200),
         (b"HEAD /healthz HTTP/1.0\r\n\r\n", 200),
         (REQUEST % b"/nothing", 404),
+        (b"POST / HTTP/1.1\r\nHost: x\r\n\r\n", 405),
         (b"POST /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 405),
         (b"DELETE /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 405),
         (b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello", 200),
@@ -111,6 +112,14 @@ def test_what_is_answered_and_what_is_not(
     assert status_of(answer) == status
     if request_.startswith(b"HEAD"):
         assert answer.endswith(b"\r\n\r\n")
+
+
+def test_the_page_is_of_the_cluster_as_the_broker_finds_it() -> None:
+    with BrokerProcess() as broker:
+        answer = talk(broker, REQUEST % b"/")
+    assert status_of(answer) == 200
+    assert b"<title>quiverlog: healthy</title>" in answer
+    assert b"<td>1 of 1 live</td>" in answer
 
 
 def test_no_request_makes_the_web_framework_complain(broker: BrokerProcess) -> None:

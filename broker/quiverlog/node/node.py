@@ -249,6 +249,7 @@ class Node:
             case Tick():
                 self._tick(now)
             case DiskSpace():
+                broker.admission.measured(event.load)
                 if broker.admission.phase is not Phase.RUNNING:
                     pass  # No write is admitted, and a stop releases the directory.
                 elif event.is_owned:

@@ -1,4 +1,4 @@
-"""HTTP beside the broker, by aiohttp on the same loop: `/metrics`, `/healthz` and `/readyz`.
+"""HTTP beside the broker, by aiohttp on the same loop: `/metrics`, `/healthz`, `/readyz`, a page.
 
 `/healthz` answers 200 while the loop turns; `/readyz` 200 while the broker takes clients, else 503
 with the reason. Answers name no library and no version. Imported at the port's first use: aiohttp
@@ -61,6 +61,7 @@ class HttpServer:
     """
     Args:
         render_metrics: content type (empty: the plain text) -> text and its full type.
+        render_page: the page at `/`; called in a thread. None: there is none.
         not_ready: the reason why no clients are taken, or empty.
         connections_max, request_s: bounds, read at each connection.
     """
@@ -69,6 +70,7 @@ class HttpServer:
         self,
         *,
         render_metrics: Callable[[str], tuple[bytes, str]],
+        render_page: Callable[[], str] | None = None,
         not_ready: Callable[[], str],
         connections_max: Callable[[], int],
         request_s: Callable[[], float],
@@ -76,6 +78,7 @@ class HttpServer:
         log: Logger,
     ) -> None:
         self._render_metrics = render_metrics
+        self._render_page = render_page
         self._not_ready = not_ready
         self._connections_max = connections_max
         self.request_s = request_s
@@ -90,6 +93,8 @@ class HttpServer:
     async def start(self, sock: socket.socket) -> None:
         app = web.Application(middlewares=[_begin_request])
         app.router.add_get("/metrics", self._answer_metrics)
+        if self._render_page is not None:
+            app.router.add_get("/", self._answer_page)
         app.router.add_get("/healthz", self._answer_healthz)
         app.router.add_get("/readyz", self._answer_readyz)
         app.on_response_prepare.append(_finish_head)
@@ -128,12 +133,23 @@ class HttpServer:
     async def _answer_metrics(self, request: web.Request) -> web.Response:
         wanted = prefers_openmetrics(",".join(request.headers.getall("Accept", [])))
         kind = OPENMETRICS if wanted else ""
-        # One rendering of a kind at a time, shared: scrapers cannot pile up threads.
+        # In a thread: a thousand series take tens of milliseconds.
+        return await self._rendered_once(kind, lambda: self._render_metrics(kind))
+
+    async def _answer_page(self, _request: web.Request) -> web.Response:
+        assert self._render_page is not None
+        render = self._render_page
+        return await self._rendered_once(
+            "page", lambda: (render().encode(), "text/html; charset=utf-8")
+        )
+
+    async def _rendered_once(
+        self, kind: str, render: Callable[[], tuple[bytes, str]]
+    ) -> web.Response:
+        # One rendering of a kind at a time, shared: clients cannot pile up threads.
         rendering = self._rendering.get(kind)
         if rendering is None:
-            loop = asyncio.get_running_loop()
-            # In a thread: a thousand series take tens of milliseconds.
-            rendering = loop.run_in_executor(None, self._render_metrics, kind)
+            rendering = asyncio.get_running_loop().run_in_executor(None, render)
             self._rendering[kind] = rendering
             rendering.add_done_callback(lambda done: self._rendered(kind, done))
         text, content_type = await asyncio.shield(rendering)
@@ -142,7 +158,10 @@ class HttpServer:
     def _rendered(self, kind: str, done: asyncio.Future[tuple[bytes, str]]) -> None:
         del self._rendering[kind]
         if not done.cancelled() and (error := done.exception()) is not None:
-            self.log.error("metrics cannot be rendered", error=repr(error))
+            if kind == "page":
+                self.log.error("the page cannot be rendered", error=repr(error))
+            else:
+                self.log.error("metrics cannot be rendered", error=repr(error))
 
     async def _answer_healthz(self, _request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})

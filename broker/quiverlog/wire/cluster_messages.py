@@ -84,6 +84,10 @@ class DescribeClusterResponse(Response, array_like=True, gc=False):
     moving_count: UInt63 = 0
     is_behind: bool = False
     heard_ms: Known = -1
+    room_bytes: Known = -1
+    load_permille: Known = -1
+    received_bytes_per_s: Known = -1
+    sent_bytes_per_s: Known = -1
 
 
 class UpdateFeaturesRequest(Request, array_like=True, gc=False):

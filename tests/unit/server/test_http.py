@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from unittest.mock import Mock
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 
 from quiverlog.server.http import HEAD_BYTES_MAX, HttpConnection, HttpServer, prefers_openmetrics
 from quiverlog.server.observe.metrics import ServerMetrics
+from tests.support.until import until
 
 REQUEST_S = 0.05
 
@@ -44,6 +46,35 @@ async def called(method: Mock) -> None:
     method.side_effect = lambda *_: event.set()
     async with asyncio.timeout(10):
         await event.wait()
+
+
+def test_a_page_is_made_once_for_all_that_ask_meanwhile() -> None:
+    made = []
+    metrics = ServerMetrics()
+
+    def page() -> str:
+        until(lambda: metrics.http_requests == 2)
+        made.append(True)
+        return "<p>ö</p>"
+
+    async def run() -> None:
+        server = HttpServer(
+            render_metrics=lambda _kind: (b"", ""), render_page=page, not_ready=str,
+            connections_max=lambda: 9, request_s=lambda: 10.0, metrics=metrics, log=Mock(),
+        )  # fmt: skip
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            sock.setblocking(False)
+            await server.start(sock)
+            url = f"http://127.0.0.1:{sock.getsockname()[1]}/"
+            async with ClientSession() as session:
+                both = [asyncio.ensure_future(session.get(url)) for _ in range(2)]
+                for answer in await asyncio.gather(*both):
+                    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+                    assert await answer.text() == "<p>ö</p>"
+            await server.close()
+
+    asyncio.run(run())
+    assert made == [True]
 
 
 def test_an_answer_that_is_not_taken_in_time_is_cut_off() -> None:

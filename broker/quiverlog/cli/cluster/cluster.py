@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from datetime import UTC, datetime
-
 import click
 
 from quiverlog.cli.cluster.decommission import decommission, unregister
 from quiverlog.cli.cluster.features import features, upgrade
 from quiverlog.cli.cluster.producer import producer
 from quiverlog.cli.cluster.restart_check import restart_check
-from quiverlog.cli.console.failures import ExitCode
+from quiverlog.cli.cluster.status import status
 from quiverlog.cli.console.options import (
     bootstrap_option,
     confirmed,
@@ -96,47 +93,12 @@ def describe(bootstrap: str, timeout_s: float, output_format: str) -> None:
 @bootstrap_option
 @format_option()
 @debug_option
-def status(bootstrap: str, timeout_s: float, output_format: str) -> None:
-    """Show whether the cluster is healthy and what to do next; exit code 1 if it is not."""
-    from quiverlog.cli.cluster.detail import print_status, status_json
-    from quiverlog.cli.console.cluster_health import (
-        is_healthy,
-        unfinished_raises,
-        with_fewer_replicas,
-    )
-    from quiverlog.cli.console.probes import seen_or_failure
-    from quiverlog.cli.console.staged_rows import staging_rooms, staging_warnings
-
-    began_s = time.monotonic()
-    seen = seen_or_failure(bootstrap, timeout_s)
-    if seen.found.is_current:
-        with open_client(
-            bootstrap,
-            timeout_s=timeout_s,
-            request_timeout_s=timeout_s,
-            skipped=seen.silent,
-            began_s=began_s,
-        ) as client:
-            by_name = client.metadata().topics
-            rooms, _ = staging_rooms(client, by_name)
-        topics = by_name.values()
-        seen.staging.extend(staging_warnings(rooms, datetime.now(UTC)))
-        seen.few.extend(with_fewer_replicas(seen.found, topics))
-        seen.not_raised.extend(unfinished_raises(seen.found, topics))
-    if output_format == "json":
-        print_json(status_json(seen))
-    else:
-        print_status(seen)
-    if not is_healthy(seen.found, seen.probes):
-        raise click.exceptions.Exit(ExitCode.FAILED)
-
-
-@cluster.command()
-@bootstrap_option
-@format_option()
-@debug_option
 def brokers(bootstrap: str, timeout_s: float, output_format: str) -> None:
-    """List the brokers: where, in which state, and how many partitions each leads and holds."""
+    """List the brokers: where, in which state, partitions that each leads and holds, room and load.
+
+    FREE: room for rows; LOAD: processor (100% is a core); IN/S, OUT/S: bytes of its connections
+    in a second. Empty where the broker does not answer.
+    """
     from quiverlog.cli.cluster.detail import brokers_json, knowledge_json, print_brokers
     from quiverlog.cli.console.cluster_health import as_known
     from quiverlog.cli.console.probes import seen_or_failure
@@ -150,6 +112,7 @@ def brokers(bootstrap: str, timeout_s: float, output_format: str) -> None:
     print_brokers(seen)
 
 
+cluster.add_command(status)
 cluster.add_command(restart_check)
 cluster.add_command(features)
 cluster.add_command(upgrade)

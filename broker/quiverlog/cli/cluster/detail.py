@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from quiverlog.cli.console.cluster_health import (
     Finding,
@@ -15,21 +15,31 @@ from quiverlog.cli.console.cluster_health import (
     replicas_possible,
     spare_voters,
 )
-from quiverlog.cli.console.output import print_fields, print_table
+from quiverlog.cli.console.output import human_bytes, print_fields, print_table
 
 if TYPE_CHECKING:
     from quiverlog.cli.console.probes import Seen
     from quiverlog.client.base.results import BrokerDetail, ClusterDetail, QuorumReplicaDetail
 
 __all__ = [
+    "broker_rows",
     "brokers_json",
     "cluster_json",
     "knowledge_json",
     "print_brokers",
     "print_cluster",
     "print_status",
+    "status_fields",
+    "status_findings",
     "status_json",
 ]
+
+
+_NUMBERS: Final = (
+    *("NODE", "LEADS", "HOLDS", "OUT OF SYNC", "MOVING", "METADATA LAG"),
+    *("FREE", "LOAD", "IN/S", "OUT/S"),
+)
+_OWN: Final = ("room_bytes", "load", "received_bytes_per_s", "sent_bytes_per_s")
 
 
 def cluster_json(seen: Seen) -> dict[str, object]:
@@ -163,18 +173,20 @@ def status_json(seen: Seen) -> dict[str, object]:
     }
 
 
-def print_status(seen: Seen) -> None:
+def status_fields(seen: Seen) -> dict[str, object]:
     found = seen.found
-    print_fields(
-        {
-            "cluster": found.cluster_id,
-            "as known to": as_known(found),
-            "healthy": is_healthy(found, seen.probes),
-            "brokers": _brokers_line(seen),
-            "quorum": _quorum_line(seen),
-            "partitions": _partitions_line(seen),
-        }
-    )
+    return {
+        "cluster": found.cluster_id,
+        "as known to": as_known(found),
+        "healthy": is_healthy(found, seen.probes),
+        "brokers": _brokers_line(seen),
+        "quorum": _quorum_line(seen),
+        "partitions": _partitions_line(seen),
+    }
+
+
+def print_status(seen: Seen) -> None:
+    print_fields(status_fields(seen))
     found_here = status_findings(seen)
     print("\nWhat to do:" if found_here else "\nNothing to do.")
     for one in found_here:
@@ -228,6 +240,7 @@ def _live(found: ClusterDetail) -> list[BrokerDetail]:
 
 def brokers_json(seen: Seen) -> list[dict[str, object]]:
     found, answer = seen.found, seen.answering
+    own = _own_figures(seen)
     voters = {one.node_id for one in found.voters}
     return [
         {
@@ -236,37 +249,55 @@ def brokers_json(seen: Seen) -> list[dict[str, object]]:
             "answers": one.node_id in answer,
             "is_voter": one.node_id in voters,
             "is_controller": one.node_id == found.controller,
+            **{name: getattr(own.get(one.node_id), name, None) for name in _OWN},
         }
         for one in found.brokers
     ]
 
 
 def print_brokers(seen: Seen) -> None:
+    print_table(*broker_rows(seen), right=_NUMBERS)
+
+
+def broker_rows(seen: Seen) -> tuple[list[str], list[tuple[object, ...]]]:
+    """Return the heads and the rows of the table of brokers."""
     found, answer = seen.found, seen.answering
     voters = {one.node_id for one in found.voters}
     heads = ["NODE", "ENDPOINT", "RACK", "STATE", "ANSWERS", "QUORUM", "LEADS", "HOLDS"]
-    heads += ["OUT OF SYNC", "MOVING", "METADATA LAG"]
-    print_table(
-        heads,
-        [
-            (
-                one.node_id,
-                f"{one.host}:{one.port}",
-                one.rack,
-                _state(seen, one),
-                "yes" if one.node_id in answer else "no",
-                "controller"
-                if one.node_id == found.controller and found.is_current
-                else "voter"
-                if one.node_id in voters
-                else "observer",
-                one.leaders,
-                one.replicas,
-                one.out_of_sync,
-                one.moving,
-                one.metadata_lag,
-            )
-            for one in found.brokers
-        ],
-        right=["NODE", "LEADS", "HOLDS", "OUT OF SYNC", "MOVING", "METADATA LAG"],
-    )
+    heads += ["OUT OF SYNC", "MOVING", "METADATA LAG", "FREE", "LOAD", "IN/S", "OUT/S"]
+    own = _own_figures(seen)
+    return heads, [
+        (
+            one.node_id,
+            f"{one.host}:{one.port}",
+            one.rack,
+            _state(seen, one),
+            "yes" if one.node_id in answer else "no",
+            "controller"
+            if one.node_id == found.controller and found.is_current
+            else "voter"
+            if one.node_id in voters
+            else "observer",
+            one.leaders,
+            one.replicas,
+            one.out_of_sync,
+            one.moving,
+            one.metadata_lag,
+            *_own_cells(own.get(one.node_id)),
+        )
+        for one in found.brokers
+    ]
+
+
+def _own_figures(seen: Seen) -> dict[int, ClusterDetail]:
+    """Return each broker's own answer: only it has its free room and its load."""
+    answers = [one.found for one in seen.probes if one.found is not None]
+    return {one.reported_by: one for one in [seen.found, *answers]}
+
+
+def _own_cells(own: ClusterDetail | None) -> tuple[str, ...]:
+    if own is None:
+        return ("", "", "", "")
+    sizes = (own.room_bytes, own.received_bytes_per_s, own.sent_bytes_per_s)
+    room, received, sent = ("" if one is None else human_bytes(one) for one in sizes)
+    return room, "" if own.load is None else f"{own.load:.0%}", received, sent

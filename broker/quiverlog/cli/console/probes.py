@@ -19,7 +19,7 @@ from quiverlog.errors import QuiverlogError
 if TYPE_CHECKING:
     from quiverlog.client.base.results import ClusterDetail, TopicInfo
 
-__all__ = ["Probe", "Seen", "look", "probe", "probe_brokers", "seen_or_failure"]
+__all__ = ["Probe", "Seen", "look", "look_once", "probe", "probe_brokers", "seen_or_failure"]
 
 _PROBE_S_MAX: Final = 2.0
 """A running broker answers in milliseconds."""
@@ -111,22 +111,30 @@ def look(bootstrap: str, timeout_s: float, *, wait_s: float = _ELECTION_S) -> Se
         wait.what = f"answers of {', '.join(given[:_NAMED_MAX])}"
         while True:
             round_began_s = time.monotonic()
-            # The rest of the time is for the brokers that these answers name.
-            probes = probe(given, (end_s - round_began_s) * _GIVEN_PART)
-            best = _best(probes)
-            if best is None:
+            seen = look_once(given, end_s)
+            if seen is None:
                 return None
-            advertised = [str(Address(one.host, one.port)) for one in best.brokers]
-            others = [one for one in advertised if one not in given]
-            probes += probe(others, max(_PROBE_S_MIN, end_s - time.monotonic()))
-            best = _best(probes)
-            assert best is not None
             now_s = time.monotonic()
             next_end_s = now_s + _PAUSE_S + (now_s - round_began_s)
-            if best.is_current or now_s >= until_s or next_end_s > end_s:
-                return Seen(best, probes)
+            if seen.found.is_current or now_s >= until_s or next_end_s > end_s:
+                return seen
             wait.what = "a controller"
             time.sleep(_PAUSE_S)
+
+
+def look_once(given: Sequence[str], end_s: float) -> Seen | None:
+    """Return the best of the answers until `end_s`; None: no given address answers."""
+    # The rest of the time is for the brokers that these answers name.
+    probes = probe(given, (end_s - time.monotonic()) * _GIVEN_PART)
+    best = _best(probes)
+    if best is None:
+        return None
+    advertised = [str(Address(one.host, one.port)) for one in best.brokers]
+    others = [one for one in advertised if one not in given]
+    probes += probe(others, max(_PROBE_S_MIN, end_s - time.monotonic()))
+    best = _best(probes)
+    assert best is not None
+    return Seen(best, probes)
 
 
 def seen_or_failure(bootstrap: str, timeout_s: float) -> Seen:

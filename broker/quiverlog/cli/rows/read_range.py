@@ -6,34 +6,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from quiverlog.cli.console.options import INT64_MAX, SECONDS_MAX, whole_number
+from quiverlog.cli.console.options import INT64_MAX, whole_number
+from quiverlog.cli.console.spans import SPAN, total
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
 
-__all__ = ["Point", "Span", "ends", "parse_point", "starts"]
+__all__ = ["Point", "ends", "parse_point", "starts"]
 
 Point = str | int | datetime | dict[int, int]
 """`earliest` or `latest`, an offset for all partitions, a time, or an offset per partition."""
 
-_UNITS: Final = {
-    "ms": timedelta(milliseconds=1),
-    "s": timedelta(seconds=1),
-    "sec": timedelta(seconds=1),
-    "m": timedelta(minutes=1),
-    "min": timedelta(minutes=1),
-    "h": timedelta(hours=1),
-    "d": timedelta(days=1),
-    "w": timedelta(weeks=1),
-}
-_DIGITS_MAX: Final = 9
-_SPAN: Final = re.compile(r"(\d{1,9})\s*(ms|sec|min|s|m|h|d|w)", re.ASCII)
 _AGO: Final = re.compile(
-    rf"(?P<minus>-)?\s*(?P<spans>(?:{_SPAN.pattern}\s*)+)(?P<ago>ago)?", re.ASCII | re.IGNORECASE
+    rf"(?P<minus>-)?\s*(?P<spans>(?:{SPAN.pattern}\s*)+)(?P<ago>ago)?", re.ASCII | re.IGNORECASE
 )
 
 
@@ -66,25 +55,6 @@ def parse_point(text: str, option: str, *, now: datetime | None = None) -> Point
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-class Span(click.ParamType[float]):
-    """A time span (`2s`, `1m 30s`, `500ms`) or a number of seconds, as seconds."""
-
-    name = "span"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        word = str(value).strip().lower()
-        spans = _SPAN.findall(word)
-        seconds = sum((int(count) * _UNITS[unit] for count, unit in spans), timedelta())
-        found = seconds.total_seconds() if not _SPAN.sub("", word).strip() else None
-        if word.isascii() and word.isdigit() and len(word) <= _DIGITS_MAX:
-            found = float(word)
-        if not found or found > SECONDS_MAX:
-            self.fail(f"{value!r} is no time span: write 2s, 1m or 500ms.", param, ctx)
-        return found
-
-
 def _pairs(word: str, option: str) -> dict[int, int]:
     offsets: dict[int, int] = {}
     for pair in word.split(","):
@@ -100,8 +70,7 @@ def _span_ago(word: str) -> timedelta | None:
     match = _AGO.fullmatch(word)
     if match is None or bool(match["minus"]) == bool(match["ago"]):
         return None
-    spans = _SPAN.findall(match["spans"].lower())
-    return sum((int(count) * _UNITS[unit] for count, unit in spans), timedelta())
+    return total(match["spans"].lower())
 
 
 def _chosen(client: Client, topic: str, point: Point, partitions: list[int]) -> list[int]:

@@ -22,11 +22,11 @@ from quiverlog.cli.console.options import (
     given_timeout_s,
     open_client,
 )
+from quiverlog.cli.console.spans import watch_option
 from quiverlog.cli.console.terminal import clear_screen
 from quiverlog.cli.formats.formats import FileKind
 from quiverlog.cli.formats.memory_bound import bounded_memory, too_large
 from quiverlog.cli.formats.output_file import check_free, force_option, output_kind
-from quiverlog.cli.rows.read_range import Span
 from quiverlog.client.base.arguments import counted
 from quiverlog.errors import QuiverlogError, RequestTimedOut
 from quiverlog.limits import FILE_MEMORY_BYTES_MAX, MIB
@@ -88,12 +88,7 @@ that runs, or drops what was typed."""
     help="Write to this file instead of stdout; its suffix names format and compression.",
 )
 @force_option
-@click.option(
-    "--watch",
-    type=Span(),
-    metavar="SPAN",
-    help="Ask again after this time (2s, 1m, 500ms), until Ctrl-C.",
-)
+@watch_option
 @click.option("--wide", is_flag=True, help="Cut nothing in a terminal's table.")
 @click.option(
     "--files",

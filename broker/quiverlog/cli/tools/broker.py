@@ -64,12 +64,19 @@ def _as_a_broker_imports() -> AbstractContextManager[None]:
     metavar="KEY=VALUE",
     help="Any key of docs/config.md, e.g. topic.defaults.retention.ms=3600000; may be repeated.",
 )
+@click.option(
+    "--check-config",
+    is_flag=True,
+    help="Check the configuration, show what is set and from where, and start nothing.",
+)
 @debug_option
-def _broker(config_file: Path | None, more: dict[str, str], **flags: str | None) -> int:
+def _broker(
+    config_file: Path | None, more: dict[str, str], check_config: bool, **flags: str | None
+) -> int:
     """Run a broker until SIGTERM or Ctrl-C.
 
     With no options at all it keeps its data in ./quiverlog-data and listens on 127.0.0.1:9292,
-    with /metrics, /healthz and /readyz on 127.0.0.1:9293. A flag wins over the environment
+    with a page, /metrics, /healthz and /readyz on 127.0.0.1:9293. A flag wins over the environment
     (QUIVERLOG_DATA_DIR for --data-dir and so on), which wins over the file. One line on stdout
     reports that the broker is ready; log lines go to stderr.
     """
@@ -88,11 +95,32 @@ def _broker(config_file: Path | None, more: dict[str, str], **flags: str | None)
 
     try:
         config = read_config()
+        if check_config:
+            return _checked(config)
     except InvalidConfig as error:
         raise CommandFailed(str(error), ExitCode.USAGE) from error
     with _as_a_broker_imports():
         from quiverlog.server.process.run import run_broker
-    return run_broker(config, read_config=read_config if config_file is not None else None)
+    reading = read_config if config_file is not None else None
+    return run_broker(config, read_config=reading, page=_page)
+
+
+def _page(address: str, why_not_ready: str) -> str:
+    # Imported at the first request: a broker may never get one.
+    from quiverlog.cli.cluster.status import status_page
+
+    return status_page(address, why_not_ready)
+
+
+def _checked(config: BrokerConfig) -> int:
+    from quiverlog.server.config.secret_file import read_secret_file
+    from quiverlog.wire.config_messages import ConfigSource
+
+    read_secret_file(config.cluster_secret_file)
+    for key, given in sorted(config.given.items()):
+        print(f"{key} = {given.value}  ({ConfigSource(given.source).name.lower()})")
+    print("The configuration is valid.")
+    return ExitCode.OK
 
 
 broker = click.command("broker")(_broker)

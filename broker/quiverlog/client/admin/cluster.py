@@ -155,6 +155,10 @@ def _detail(found: DescribeClusterResponse) -> ClusterDetail:
         moving=found.moving_count,
         is_behind=found.is_behind,
         age_s=None if found.heard_ms < 0 else found.heard_ms / 1_000,
+        room_bytes=_known(found.room_bytes),
+        load=None if found.load_permille < 0 else found.load_permille / 1_000,
+        received_bytes_per_s=_known(found.received_bytes_per_s),
+        sent_bytes_per_s=_known(found.sent_bytes_per_s),
     )
 
 

@@ -190,6 +190,14 @@ class ClusterDetail:
     """The broker has reached no controller for a session: all of it may be old."""
     age_s: float | None = None
     """Seconds since the broker's last contact with the quorum's leader; None: not reported."""
+    room_bytes: int | None = None
+    """Bytes that may still be written on the disk of the broker that answered; None: not known, as
+    in the next three."""
+    load: float | None = None
+    """Processor cores that it used in the last ten seconds."""
+    received_bytes_per_s: int | None = None
+    """What its connections received."""
+    sent_bytes_per_s: int | None = None
 
     @property
     def is_current(self) -> bool:

@@ -339,6 +339,10 @@ def handle_describe_cluster(broker: Broker, call: Call) -> Steps:
         moving_count=counts.moving,
         is_behind=broker.leader_lease.is_over,
         heard_ms=broker.membership.registration.metadata_age_ms(call.now),
+        room_bytes=broker.admission.room_bytes,
+        load_permille=broker.admission.load.permille,
+        received_bytes_per_s=broker.admission.load.received_bytes_per_s,
+        sent_bytes_per_s=broker.admission.load.sent_bytes_per_s,
     )
 
 

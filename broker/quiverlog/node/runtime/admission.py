@@ -9,6 +9,7 @@ import enum
 from typing import Final
 
 from quiverlog.errors import BrokerShuttingDown, DiskFull, StorageFault
+from quiverlog.node.runtime.events import Load
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
 
@@ -55,6 +56,7 @@ class Admission:
         "_outbox",
         "_reserve_bytes",
         "disk_full",
+        "load",
         "phase",
         "room_bytes",
     )
@@ -67,6 +69,7 @@ class Admission:
         self.disk_full = False
         # Left until writes are refused; -1: not measured yet.
         self.room_bytes = -1
+        self.load = Load()
         self._lost = False
 
     def enter(self, phase: Phase) -> None:
@@ -104,6 +107,9 @@ class Admission:
         if self._lost:
             self._lost = False
             self._outbox.log("warning", "data directory is back")
+
+    def measured(self, load: Load) -> None:
+        self.load = load
 
     def disk_space(self, free_bytes: int) -> None:
         assert self._metrics.disk_full == int(self.disk_full), "the gauge has the state"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,7 @@ __all__ = [
     "DiskSpace",
     "Event",
     "JobDone",
+    "Load",
     "PeerClosed",
     "RequestReceived",
     "RequestsEnded",
@@ -94,11 +95,20 @@ class Tick(msgspec.Struct, frozen=True):
     """The moment of `next_deadline_us` has come (early or late ticks do no harm)."""
 
 
+class Load(NamedTuple):
+    """What the process used in the last seconds, of processor and sockets; -1: not measured."""
+
+    permille: int = -1
+    received_bytes_per_s: int = -1
+    sent_bytes_per_s: int = -1
+
+
 class DiskSpace(msgspec.Struct, frozen=True):
     """`free_bytes`: room on the file system. `is_owned`: see `DataDirectory.is_owned`."""
 
     free_bytes: int
     is_owned: bool = True
+    load: Load = Load()
 
 
 class ConfigReloaded(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ as long.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -13,7 +14,15 @@ from quiverlog.errors import QuiverlogError
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.wire.messages import Api
 
-__all__ = ["Gauges", "Histogram", "LogSize", "RecentMax", "RequestCounters", "ServerMetrics"]
+__all__ = [
+    "Gauges",
+    "Histogram",
+    "LogSize",
+    "RecentMax",
+    "RecentRates",
+    "RequestCounters",
+    "ServerMetrics",
+]
 
 _BUCKETS: Final = tuple(range(4, 28, 2))
 """Exported bounds are 2**k microseconds: 16 us, 64 us, ... 67 s."""
@@ -64,6 +73,27 @@ class RecentMax:
         if age_s >= self.WINDOW_S:
             self._before = self._now if age_s < 2 * self.WINDOW_S else 0
             self._now, self._began_s = 0, at_s
+
+
+class RecentRates:
+    """How fast totals have grown over the last ten seconds."""
+
+    WINDOW_S: Final = 10.0
+    __slots__ = ("_samples",)
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, tuple[float, ...]]] = deque()
+
+    def observe(self, at_s: float, *totals: float) -> tuple[float, ...] | None:
+        """Return how much of each total came in a second; None at the first call. `at_s` grows."""
+        samples = self._samples
+        samples.append((at_s, totals))
+        while len(samples) > 2 and samples[1][0] <= at_s - self.WINDOW_S:
+            samples.popleft()
+        began_s, before = samples[0]
+        if at_s <= began_s:
+            return None
+        return tuple((b - a) / (at_s - began_s) for a, b in zip(before, totals, strict=True))
 
 
 class RequestCounters:

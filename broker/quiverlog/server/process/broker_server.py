@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from quiverlog.addresses import Address
 from quiverlog.node.node import Node
 from quiverlog.node.runtime.config import LISTENER_DEFAULT, NodeConfig
-from quiverlog.node.runtime.events import ConfigReloaded, DiskSpace, SecretsChanged, Shutdown
+from quiverlog.node.runtime.events import ConfigReloaded, DiskSpace, Load, SecretsChanged, Shutdown
 from quiverlog.server.config.config import BrokerConfig
 from quiverlog.server.config.reload import compare_configs, with_values
 from quiverlog.server.config.secret_file import SecretWatch, read_secret_file
@@ -30,7 +30,7 @@ from quiverlog.server.net.places import Place, PlaceLimits
 from quiverlog.server.net.replies import path_hider
 from quiverlog.server.net.scheduler import FairScheduler
 from quiverlog.server.observe.logs import LogControl, Logger
-from quiverlog.server.observe.metrics import Gauges, ServerMetrics
+from quiverlog.server.observe.metrics import Gauges, RecentRates, ServerMetrics
 from quiverlog.server.peers.link import PeerSecrets
 from quiverlog.server.peers.peers import PeerConnections
 from quiverlog.server.process.collector import Collector
@@ -139,6 +139,8 @@ class BrokerServer:
     """
     Args:
         advertised: the address that METADATA returns at each listener.
+        page: makes the page at `/` of the HTTP port, from this broker's own address and the reason
+            why it takes no clients; called in a thread.
 
     Raises:
         InvalidConfig: the process may open too few files, or cannot read the cluster's secret.
@@ -151,8 +153,10 @@ class BrokerServer:
         *,
         control: LogControl,
         advertised: Mapping[str, Address],
+        page: Callable[[str, str], str] | None = None,
     ) -> None:
         self._config = self._given = config
+        self._page = page
         self._secrets = read_secret_file(config.cluster_secret_file)
         self._secret_watch: SecretWatch | None = None
         self._log = log
@@ -192,6 +196,7 @@ class BrokerServer:
         self._disk_watch: DiskWatch | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._collector = Collector(lambda: self._metrics.bytes_in)
+        self._rates = RecentRates()
         self._addresses = ("", "off")
         self._state = "recovering"
 
@@ -305,9 +310,15 @@ class BrokerServer:
         return [*self._connections.by_id.values(), *peers]
 
     async def _serve_http(self, sock: socket.socket) -> HttpServer:
+        page = self._page
+
+        def not_ready() -> str:
+            return self._state or (self._node.why_fenced if self._node else "")
+
         server = (await self._loop.run_in_executor(None, _http_server_class))(
             render_metrics=self._render_metrics,
-            not_ready=lambda: self._state or (self._node.why_fenced if self._node else ""),
+            render_page=None if page is None else lambda: page(self._addresses[0], not_ready()),
+            not_ready=not_ready,
             connections_max=lambda: self._http_connections_max,
             request_s=lambda: self._config.http_timeout_ms / 1000,
             metrics=self._metrics,
@@ -457,7 +468,14 @@ class BrokerServer:
             self._log.error("free space cannot be measured", error=look.error)
         else:
             self._metrics.disk_free_bytes = look.free_bytes
-        self._runner.deliver(DiskSpace(self._metrics.disk_free_bytes, look.is_owned))
+        self._runner.deliver(DiskSpace(self._metrics.disk_free_bytes, look.is_owned, self._load()))
+
+    def _load(self) -> Load:
+        metrics = self._metrics
+        rates = self._rates.observe(
+            time.monotonic(), time.process_time() * 1000, metrics.bytes_in, metrics.bytes_out
+        )
+        return Load() if rates is None else Load(*map(round, rates))
 
     def _stop_disk_watch(self) -> None:
         if self._disk_watch is not None:

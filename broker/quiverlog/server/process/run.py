@@ -184,12 +184,16 @@ _SWITCH_INTERVAL_S = 0.001
 
 
 def run_broker(
-    config: BrokerConfig, *, read_config: Callable[[], BrokerConfig] | None = None
+    config: BrokerConfig,
+    *,
+    read_config: Callable[[], BrokerConfig] | None = None,
+    page: Callable[[str, str], str] | None = None,
 ) -> int:
     """Run a broker until a signal stops it; return the exit code.
 
     Args:
         read_config: reads the configuration again (SIGHUP); None: there is no file.
+        page: see `BrokerServer`.
     """
     hold_standard_streams()
     hold_hangups()
@@ -198,7 +202,7 @@ def run_broker(
     bridge_logging(log)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
-        return uvloop.run(_run(config, log, control, read_config))
+        return uvloop.run(_run(config, log, control, read_config, page))
     except QuiverlogError as error:
         if isinstance(error.__cause__, OSError) and not isinstance(error, _REFUSALS):
             return _path_failed(error.__cause__, str(error.details.get("file", "")))
@@ -223,6 +227,7 @@ async def _run(
     log: Logger,
     control: LogControl,
     read_config: Callable[[], BrokerConfig] | None,
+    page: Callable[[str, str], str] | None,
 ) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -251,7 +256,7 @@ async def _run(
         wanted = {LISTENER_DEFAULT: ListenerConfig(config.listen, config.advertise)}
         wanted |= config.listeners
         advertised = {n: advertised_address(wanted[n], listen[n], log) for n in listen}
-        server = BrokerServer(config, log, control=control, advertised=advertised)
+        server = BrokerServer(config, log, control=control, advertised=advertised, page=page)
         servers.append(server)
         try:
             if await server.start(listen, http, entropy=secrets.token_bytes, stop=stop):

@@ -23,6 +23,7 @@ from quiverlog.core.controller.records import (
 )
 from quiverlog.errors import InvalidResponse, RequestTimedOut
 from quiverlog.limits import FRAME_PREFIX_BYTES
+from quiverlog.node.runtime.events import DiskSpace, Load
 from quiverlog.wire import messages as m
 from quiverlog.wire.cluster_messages import (
     ClusterBroker,
@@ -68,6 +69,20 @@ def test_a_single_broker_describes_the_whole_cluster(tmp_path: Path) -> None:
     (voter,) = found.quorum
     assert (voter.is_voter, voter.lag, voter.silent_ms) == (True, 0, 0)
     assert (found.topic_count, found.partition_count) == (1, 3)
+
+
+def test_a_broker_reports_its_own_room_and_load(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path)
+    found = described(node)
+    assert (found.load_permille, found.received_bytes_per_s, found.sent_bytes_per_s) == (-1, -1, -1)
+    node.send(DiskSpace(2**40, load=Load(1_250, 3, 4)))
+    found = described(node)
+    assert found.room_bytes == node.node.broker.admission.room_bytes > 2**39
+    assert (found.load_permille, found.received_bytes_per_s, found.sent_bytes_per_s) == (
+        1_250,
+        3,
+        4,
+    )
 
 
 def test_partitions_that_are_not_as_they_should_be_are_counted(tmp_path: Path) -> None:
@@ -202,6 +217,18 @@ def test_the_controller_is_asked_where_another_broker_has_answered() -> None:
     assert asked == [ONE, TWO]
     assert (found.reported_by, found.controller, found.metadata_version) == (2, 2, 11)
     assert texts(found) == []
+
+
+def test_room_and_load_are_unknown_where_the_broker_reports_none() -> None:
+    found, _ = ask({ONE: answer_of(1, 10, controller_id=1)})
+    assert (found.room_bytes, found.load) == (None, None)
+    assert (found.received_bytes_per_s, found.sent_bytes_per_s) == (None, None)
+    reported = answer_of(1, 10, controller_id=1)
+    reported.room_bytes = reported.received_bytes_per_s = reported.load_permille = 0
+    reported.sent_bytes_per_s = 7
+    found, _ = ask({ONE: reported})
+    assert (found.room_bytes, found.load) == (0, 0.0)
+    assert (found.received_bytes_per_s, found.sent_bytes_per_s) == (0, 7)
 
 
 def test_a_controller_that_does_not_answer_leaves_what_is_known() -> None:

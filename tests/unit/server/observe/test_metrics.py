@@ -14,7 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quiverlog.errors import TooManyConnections, TooManyConnectionsFromAddress
 from quiverlog.node.cluster_gauges import TransactionGauges
-from quiverlog.server.observe.metrics import Histogram, LogSize, RecentMax, ServerMetrics
+from quiverlog.server.observe.metrics import (
+    Histogram,
+    LogSize,
+    RecentMax,
+    RecentRates,
+    ServerMetrics,
+)
 from quiverlog.server.observe.metrics_text import MetricsExporter
 from quiverlog.wire.messages import Api
 
@@ -87,6 +93,16 @@ def test_a_recent_maximum_lasts_a_minute_for_every_scraper() -> None:
     assert recent.value(1_240.0) == 0, "nothing was seen for two minutes"
     recent.observe(2, 1_500.0)
     assert recent.value(1_501.0) == 2
+
+
+def test_rates_are_of_the_last_ten_seconds() -> None:
+    rates = RecentRates()
+    assert rates.observe(100.0, 0, 5_000) is None, "nothing to compare with"
+    assert rates.observe(101.0, 10, 5_000) == (10.0, 0.0)
+    for second in range(2, 11):
+        rates.observe(100.0 + second, 10 * second, 5_000)
+    assert rates.observe(111.0, 100, 5_000) == (9.0, 0.0), "the first second is left out"
+    assert rates.observe(150.0, 100, 9_000) == (0.0, 4_000 / 39)
 
 
 def test_openmetrics_is_given_to_scrapers_that_accept_it() -> None:

@@ -1,0 +1,47 @@
+"""`quiverlog broker --check-config`: what a start would use or refuse, without a start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from quiverlog.cli import main
+from quiverlog.cli.app import cli
+
+
+def check(*words: object, **environ: str) -> Result:
+    return CliRunner().invoke(cli, ["broker", "--check-config", *map(str, words)], env=environ)
+
+
+def test_what_is_set_is_shown_with_its_source_and_nothing_starts(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text('listen = "127.0.0.1:4000"\nnode.id = 1\n')
+    data = tmp_path / "data"
+    done = check("--config", file, "--node-id", 3, "--data-dir", data, QUIVERLOG_RACK="a")
+    assert done.output.splitlines() == [
+        f"data.dir = {data}  (flag)",
+        "listen = 127.0.0.1:4000  (file)",
+        "node.id = 3  (flag)",
+        "rack = a  (environment)",
+        "The configuration is valid.",
+    ]
+    assert done.exit_code == 0
+    assert not data.exists()
+
+
+def test_what_a_start_would_refuse_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("x" * 64)
+    secret.chmod(0o644)
+    for words, reason in (
+        (["--node-id", "x"], "--node-id is 'x'"),
+        (["--cluster-secret-file", str(secret)], "every user of this machine may use it"),
+    ):
+        assert main(["broker", "--check-config", *words]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert reason in captured.err
