@@ -79,7 +79,7 @@ steady:  ## Full load for so long without a false alarm: make steady MINUTES=10
 	@scripts/setup.sh
 	@$(RUN_NO_JAVA) python -m tests.chaos --steady --minutes $(MINUTES) $(ARGS)
 
-setup:  ## Only make .venv ready
+setup:  ## Make .venv: the command quiverlog, PySpark, and what tests and checks need
 	@scripts/setup.sh
 
 clean:  ## Remove .venv and everything that tools leave behind
