@@ -104,7 +104,7 @@ class GrowingCluster:
         return len(found.voters) == live == len(self.by_id) and found.controller is not None
 
     def healthy(self) -> Typed:
-        """Its status once nothing is wrong: copies are in sync only after brokers are live."""
+        """Return the status once nothing is wrong: copies follow after brokers are live."""
 
         def status() -> Typed | None:
             done = typed("cluster", "status", "--format", "json", "-b", self.bootstrap)

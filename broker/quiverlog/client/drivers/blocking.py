@@ -325,7 +325,7 @@ class BlockingDriver:
         self._lock = threading.Lock()
         self._local_reads = LocalReads()
         self._idle: dict[Address, list[BlockingConnection]] = {}
-        # Between two operations, a consumer's requests stay under way.
+        # Consumers leave some under way between operations.
         self._started: weakref.WeakSet[BlockingReply] = weakref.WeakSet()
         self._operations = 0
         self._closed = False
@@ -385,8 +385,7 @@ class BlockingDriver:
         self._close_started()
 
     def _close_started(self) -> None:
-        """Close the connections of requests under way, unless another thread may wait for them:
-        the last operation does so at its end."""
+        """Close the requests under way, once no operation may wait for them."""
         with self._lock:
             left = [] if self._operations else list(self._started)
         for pending in left:
