@@ -128,7 +128,13 @@ def test_the_runs_are_not_vacuous() -> None:
 
 
 _SHAPES: tuple[dict[str, object], ...] = (
-    {"read_errors": 0.01, "write_errors": 0.01, "sync_errors": 0.002, "emfile_interval_ms": 500},
+    {
+        "read_errors": 0.01,
+        "write_errors": 0.01,
+        "sync_errors": 0.002,
+        "emfile_interval_ms": 500,
+        "full_segments": 0.05,
+    },
     {**QUIET, "topics": LOSSY_TOPIC, "followers": 2, "rows_max": 8},
 )
 """What the drawn scenarios of so few seeds may leave out."""
