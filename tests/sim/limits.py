@@ -12,9 +12,9 @@ from typing import Any, Final
 from unittest import mock
 
 from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS
-from quiverlog.core.transactions import staged
+from quiverlog.core.transactions import coordinator, staged
 from quiverlog.limits import SEGMENT_BYTES_MIN
-from quiverlog.node.transactions import hosted, queues
+from quiverlog.node.transactions import coordinators, hosted, queues
 from quiverlog.storage.log import flushing
 from quiverlog.storage.metadata import metadata_log
 
@@ -25,6 +25,8 @@ _SMALL: Final[tuple[tuple[Any, str, int], ...]] = (
     (metadata_log, "_COMPACT_BYTES_MIN", 256),
     (flushing, "_CHECKPOINT_BYTES", 16 * 1024),
     (staged, "ASK_AFTER_US", 3_000_000),
+    (coordinator, "SINGLE_USE_EXPIRY_MS", 8_000),
+    (coordinators, "SWEEP_MS", 1_000),
     (hosted, "SNAPSHOT_LOG_BYTES_MIN", 8 * 1024),
     # Leaders die in the middle of a snapshot, and of the rows of one publish for one target.
     (hosted, "_SNAPSHOT_PIECE_RECORDS", 1),

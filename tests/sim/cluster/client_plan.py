@@ -48,13 +48,19 @@ class ClientPlan:
     """Programs with transactions of the shipped client."""
     queries: int = 0
     """Queries that repeat batches, with tasks of which one wins."""
+    batches: int = 0
+    """Programs that write batches, each under an id of single use."""
+    forgets: bool = False
+    """Are ids forgotten by command, and their last commits asked about then?"""
+    id_expiry_ms: int = 0
+    """After so long a silence ids are forgotten; 0: as shipped."""
     makes_internal: bool = False
     """Are the topics of transactions made by the first of them, in the middle of faults?"""
 
     @property
     def has_transactions(self) -> bool:
         """Is the cluster at the level that they need?"""
-        return self.transactors > 0 or self.queries > 0
+        return self.transactors > 0 or self.queries > 0 or self.batches > 0
 
     @property
     def is_empty(self) -> bool:
@@ -99,7 +105,14 @@ def _transactions(seed: int) -> dict[str, Any]:
             {"transactors": 2, "queries": 2},
         )
     )
-    return {**found, "makes_internal": rng.random() < 0.2}
+    forgetting = random.Random(f"forgetting-{seed}")
+    return {
+        **found,
+        "makes_internal": rng.random() < 0.2,
+        "batches": forgetting.choice((0, 1)),
+        "forgets": forgetting.random() < 0.5,
+        "id_expiry_ms": forgetting.choice((0, 0, 5_000)),
+    }
 
 
 NO_CLIENTS: Final = ClientPlan()

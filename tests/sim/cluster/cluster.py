@@ -93,7 +93,11 @@ class Cluster:
         configured = behind[: plan.seeds] if plan.seeds else behind
         others = {one.node_id: Address(one.name, PORT) for one in configured}
         founds = plan.first_voters == 1 and host.node_id == 0 and host.life == 1
-        tempo = self.scenario.tempo
+        tempo, expiry_ms = self.scenario.tempo, self.scenario.clients.id_expiry_ms
+        if expiry_ms:
+            config = dataclasses.replace(
+                config, transactional_id_expiry_ms=int(expiry_ms * tempo.scale)
+            )
         return dataclasses.replace(
             config,
             broker_session_ms=tempo.session_ms,

@@ -3,7 +3,9 @@
 Owns these rules, beside those of every row: no row is read before its commit is asked for, or of
 what was aborted, refused, or did not win; all of a transaction are there at the end, or none, and
 all if it was answered; one commit counts under a sequence; rows of an id lie in the order of its
-sequences; a new holder's last sequence is none below an answered one.
+sequences; a new holder's last sequence is none below an answered one. An id that may have been
+forgotten begins anew: sequences, instances and order then, epochs never; what was being published
+when it was forgotten by command may be torn.
 
 A failure of all machines excuses rows below `replicated_flushed`: staged ones until they are
 published, published ones where their topic is kept at less.
@@ -26,6 +28,8 @@ __all__ = ["Attempt", "Bid", "Ledger"]
 _FIRST_NUMBER: Final = 1 << 24
 """Above all numbers of producers."""
 _REPLACED_MAX: Final = 16
+_LATE_US: Final = 15_000_000
+"""A command that was answered may be served once more within this."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,13 +82,19 @@ class Ledger:
         self._checker = checker
         self._attempts: dict[int, Attempt] = {}
         self._bids: dict[tuple[str, int], list[Bid]] = defaultdict(list)
-        self._newest: dict[str, int] = {}
-        self._holders: dict[str, tuple[int, bytes, tuple[bytes, ...]]] = {}
+        # A commit that was answered, and when it was asked for.
+        self._newest: dict[str, tuple[int, int]] = {}
+        self._holders: dict[str, tuple[int, bytes, tuple[bytes, ...], int]] = {}
         self._aborted: dict[str, int] = {}
         self._next_number = _FIRST_NUMBER
         self._seen: dict[int, Key] = {}
         self.all_power_us: list[int] = []
         """When all machines lost their power."""
+        self.expiry_us = 0
+        """After so long a silence the brokers of this run forget an id."""
+        # When an id may have been forgotten: from, to, and whether by command.
+        self._forgotten: dict[str, list[tuple[int, int, bool]]] = defaultdict(list)
+        self._shown_us: dict[str, int] = {}
 
     # --- what programs do ----------------------------------------------------------------------
     def begin(self, tid: str, sequence: int, epoch: int, program: str) -> Attempt:
@@ -113,7 +123,9 @@ class Ledger:
         bid.answered = answered
         if is_published:
             bid.published_us = self._checker.now_us()
-        self._newest[bid.tid] = max(self._newest.get(bid.tid, -1), bid.sequence)
+        self._newest[bid.tid] = max(
+            self._newest.get(bid.tid, (-1, 0)), (bid.sequence, bid.asked_us)
+        )
 
     def ended(self, bid: Bid, state: str) -> None:
         """A commit was refused or aborted, or has no answer."""
@@ -126,7 +138,7 @@ class Ledger:
 
     def newest(self, tid: str) -> int:
         """The highest sequence whose commit has been answered."""
-        return self._newest.get(tid, -1)
+        return self._newest.get(tid, (-1, 0))[0]
 
     def aborted(self, tid: str, epoch: int) -> None:
         """An ABORT was answered, which ends the epoch."""
@@ -137,28 +149,71 @@ class Ledger:
         return self._aborted.get(tid, -1)
 
     def opened(
-        self, tid: str, last_sequence: int, before: int, epoch: int, aborted_epoch: int
+        self,
+        tid: str,
+        last_sequence: int,
+        before: int,
+        epoch: int,
+        aborted_epoch: int,
+        *,
+        asked_us: int,
     ) -> None:
         """`before`: what was the newest when OPEN was sent; `aborted_epoch` then, too."""
+        now_us = self._checker.now_us()
+        shown_us = self._shown_us.get(tid, asked_us)
+        if self.expiry_us and now_us - shown_us >= self.expiry_us:
+            self._forgotten[tid].append((shown_us + self.expiry_us, now_us, False))
+        self._shown_us[tid] = max(asked_us, shown_us)
         if last_sequence < before:
-            raise Violation(
-                f"{tid}: the last sequence is {last_sequence}, {before} had been answered"
-            )
+            if not self.may_be_forgotten(tid, self._newest[tid][1], now_us):
+                raise Violation(
+                    f"{tid}: the last sequence is {last_sequence}, {before} had been answered"
+                )
+            self._newest[tid] = (last_sequence, now_us)
         if epoch <= aborted_epoch:
             raise Violation(f"{tid}: OPEN gave epoch {epoch}, and ABORT had ended {aborted_epoch}")
 
     def holds(self, tid: str, instance: bytes, epoch: int) -> None:
         """An instance was answered that it holds the id under this epoch."""
-        newest, holder, replaced = self._holders.get(tid, (-1, b"", ()))
+        now_us = self._checker.now_us()
+        newest, holder, replaced, since_us = self._holders.get(tid, (-1, b"", (), now_us))
         if epoch == newest and instance != holder:
             raise Violation(f"{tid}: {holder!r} and {instance!r} have epoch {epoch}")
         if epoch <= newest:
             return
-        if instance in replaced[-_REPLACED_MAX:]:
+        if self.may_be_forgotten(tid, since_us, now_us):
+            replaced = ()
+        elif instance in replaced[-_REPLACED_MAX:]:
             raise Violation(f"{tid}: {instance!r} was replaced, and holds it again")
         if instance != holder:
             replaced = (*replaced, holder)
-        self._holders[tid] = (epoch, instance, replaced)
+        self._holders[tid] = (epoch, instance, replaced, now_us)
+
+    # --- forgetting ----------------------------------------------------------------------------
+    def forget(self, tid: str) -> None:
+        """A command is about to be sent. What becomes of it is not known before its answer."""
+        self._forgotten[tid].append((self._checker.now_us(), 1 << 62, True))
+
+    def forgot(self, tid: str) -> None:
+        """The last one was answered."""
+        from_us, _, _ = self._forgotten[tid].pop()
+        self._forgotten[tid].append((from_us, self._checker.now_us() + _LATE_US, True))
+
+    def may_be_forgotten(self, tid: str, from_us: int, to_us: int) -> bool:
+        """May this id have been forgotten between two moments? By expiry as far as OPENs show."""
+        if any(begin <= to_us and end >= from_us for begin, end, _ in self._forgotten[tid]):
+            return True
+        silent_us = to_us - self._shown_us.get(tid, to_us)
+        return bool(self.expiry_us) and silent_us >= self.expiry_us
+
+    def _is_given_up(self, bid: Bid) -> bool:
+        """May it have been forgotten by command before all of it was published?"""
+        return any(
+            is_command
+            and end >= bid.asked_us
+            and (bid.published_us is None or bid.published_us >= begin)
+            for begin, end, is_command in self._forgotten[bid.tid]
+        )
 
     # --- what readers see ----------------------------------------------------------------------
     def read(self, key: Key, values: list[int]) -> None:
@@ -189,13 +244,26 @@ class Ledger:
         return whole
 
     def _check_sequence(self, bids: list[Bid], present: dict[int, tuple[Key, int]]) -> int:
-        counted = [bid for bid in bids if any(value in present for value in bid.values)]
+        lives: list[list[Bid]] = []
+        for bid in bids:
+            before = lives[-1][-1] if lives else None
+            if before and not self.may_be_forgotten(bid.tid, before.asked_us, bid.asked_us):
+                lives[-1].append(bid)
+            else:
+                lives.append([bid])
+        return sum(self._check_life(life, bids, present) for life in lives)
+
+    def _check_life(
+        self, life: list[Bid], bids: list[Bid], present: dict[int, tuple[Key, int]]
+    ) -> int:
+        """Commits under one sequence in one life of an id; `bids`: of all lives."""
+        counted = [bid for bid in life if any(value in present for value in bid.values)]
         if len(counted) > 1:
             names = ", ".join(f"{bid.attempts[0]}" for bid in counted)
             raise Violation(f"{names}: both were published")
         for bid in counted:
             self._check_whole(bid, present, "is torn")
-        certain = [bid for bid in bids if bid.state == "committed" and not bid.may_be_another]
+        certain = [bid for bid in life if bid.state == "committed" and not bid.may_be_another]
         if len(certain) > 1:
             raise Violation(f"{certain[0].tid} {certain[0].sequence} was committed twice")
         for bid in certain:
@@ -205,7 +273,7 @@ class Ledger:
                     f"{bid.tid} {bid.sequence}: epoch {bid.epoch} was answered, epoch"
                     f" {counted[0].epoch} was published"
                 )
-        if not certain and any(bid.state == "committed" for bid in bids):
+        if not certain and any(bid.state == "committed" for bid in life):
             # One of those that may have been meant is there, or had no rows.
             meant = [bid for bid in bids if bid.may_count]
             if not any(self._is_whole(bid, present) for bid in meant):
@@ -233,6 +301,8 @@ class Ledger:
         topic = model.topic
         if topic.doomed or topic.retained or model.trimmed_to or key in self._checker.unclean:
             return True
+        if self._is_given_up(bid):
+            return True
         if model.damaged or (getattr(topic, "is_frail", False) and key in self._checker.lost_us):
             return True
         is_flushed = topic.durabilities == {"replicated_flushed"}
@@ -255,9 +325,15 @@ class Ledger:
             before = newest.get((attempt.tid, key))
             is_behind = before is not None and attempt.sequence < before[0]
             # What all machines lose together may come again, behind newer rows.
-            if is_behind and not any(at_us >= attempt.begun_us for at_us in self.all_power_us):
+            is_behind &= not any(at_us >= attempt.begun_us for at_us in self.all_power_us)
+            if is_behind and not self._are_of_two_lives(attempt, before and before[1]):
                 raise Violation(
                     f"{self._checker.partitions[key].name}: {attempt} lies at {offset}, behind rows"
                     f" of {before and before[1]}"
                 )
             newest[attempt.tid, key] = (attempt.sequence, attempt)
+
+    def _are_of_two_lives(self, one: Attempt, other: Attempt | None) -> bool:
+        assert other is not None
+        from_us, to_us = sorted((one.begun_us, other.begun_us))
+        return self.may_be_forgotten(one.tid, from_us, to_us)

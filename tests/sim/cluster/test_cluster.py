@@ -14,6 +14,7 @@ from tests.sim.bugs import hunt
 from tests.sim.mutations import NotThere
 from tests.support.once import once
 
+from .client_plan import ClientPlan
 from .planted import BUGS
 from .run import ClusterResult, simulate
 from .tempo import SHIPPED, Tempo
@@ -146,6 +147,17 @@ def test_programs_use_transactions_while_brokers_die() -> None:
     assert events["transactions found whole"] > 10, events
     rests = "a transactional program rests before its commit"
     happened = ("transaction aborted", "a transaction was left open", "CountStagedRequest", rests)
+    assert all(events[what] for what in happened), events
+
+
+def test_ids_are_forgotten_and_what_is_late_for_them_comes() -> None:
+    clients = ClientPlan(transactors=1, queries=1, batches=1, forgets=True, id_expiry_ms=5_000)
+    shape = {**KILLS_OF_TRANSACTIONS, "clients": clients}
+    events = simulate(1, duration_ms=4_000, shape=shape).events
+    happened = (
+        "a batch was written under an id of single use", "an id was forgotten by command",
+        "a late commit was answered", "a late commit of a forgotten id",
+    )  # fmt: skip
     assert all(events[what] for what in happened), events
 
 

@@ -1,21 +1,24 @@
-"""A program that uses the shipped client's transactions, and the tasks and driver of a query.
+"""Programs that use the shipped client's transactions: applications, queries, batch writes.
 
 Owns how they use them. `TransactingLife`: sends to 1 to 3 topics, then commits, aborts, raises, or
 dies in between. `QueryLife`: a batch under its number, which its checkpoint names; tasks that run
-twice, of which one wins; a new run repeats the batch with other rows.
+twice, of which one wins; a new run repeats the batch with other rows. `BatchLife`: the same once,
+under an id of single use. Ids are forgotten behind commits, which are then repeated or aborted.
 """
 
 from __future__ import annotations
 
+import contextlib
+
 import pyarrow as pa
 
-from quiverlog.client.producer.base import producer_options
-from quiverlog.client.transactions.async_transaction import AsyncHolder, AsyncTransaction
-from quiverlog.client.transactions.questions import (
-    abort_transaction,
-    commit_transaction,
-    open_transaction,
+from quiverlog.client.transactions.async_transaction import (
+    AsyncAttempt,
+    AsyncStager,
+    AsyncTransaction,
 )
+from quiverlog.client.transactions.questions import StagedAttempt, Wait
+from quiverlog.core.transactions import coordinator
 from quiverlog.errors import (
     CommitUnknown,
     DeliveryTimedOut,
@@ -27,21 +30,16 @@ from quiverlog.errors import (
     TransactionFenced,
     UnknownTopic,
     UnknownTopicId,
+    UnknownTransactionalId,
 )
 from quiverlog.types import Durability
-from quiverlog.wire.transaction_messages import (
-    AbortTransactionRequest,
-    CommittedAttempt,
-    CommitTransactionRequest,
-    OpenTransactionRequest,
-)
 from tests.sim.checker import TopicModel, Violation
 from tests.sim.rows import schema_of
 
 from .ledger import Attempt, Bid
 from .lives import Life, Lives
 
-__all__ = ["QueryLife", "TransactingLife"]
+__all__ = ["BatchLife", "QueryLife", "TransactingLife"]
 
 _GONE = (UnknownTopic, UnknownTopicId)
 _AGAIN = (CommitUnknown, DeliveryTimedOut, StagedRowsLost, TransactionClosed)
@@ -54,10 +52,19 @@ _REST_S = (0.5, 4.0, 8.0)
 """In the second the coordinator is asked about what is staged; in the third it ends the epoch of a
 query, which gives no sign of life then."""
 _LEVELS = (None, None, None, Durability.REPLICATED_FLUSHED)
+_WAITS: tuple[Wait, ...] = ("decided", "published")
+_LATE_S = (0.0, 1.0, 12.0)
+"""In the last an id of single use is forgotten, or one that gives no sign of life."""
+
+_Staged = tuple[Attempt, StagedAttempt]
 
 
 class _Staging(Life):
-    async def send(self, transaction: AsyncTransaction, attempt: Attempt) -> bool:
+    @property
+    def forgets(self) -> bool:
+        return self.lives.cluster.scenario.clients.forgets
+
+    async def send(self, transaction: AsyncTransaction | AsyncAttempt, attempt: Attempt) -> bool:
         """Stage some rows. False: its topic is gone."""
         topic: TopicModel = self.rng.choice(self.targets())
         keys = [key for key in self.checker.partitions if key[0] == topic.topic_id]
@@ -75,7 +82,9 @@ class _Staging(Life):
             await future.result()
         return True
 
-    async def send_some(self, transaction: AsyncTransaction, attempt: Attempt) -> None:
+    async def send_some(
+        self, transaction: AsyncTransaction | AsyncAttempt, attempt: Attempt
+    ) -> None:
         for _ in range(self.rng.randint(1, 5)):
             await self.send(transaction, attempt)
             if self.rng.random() < 0.3:
@@ -93,10 +102,27 @@ class _Staging(Life):
         if isinstance(error, (TransactionFenced, SequenceTooOld)):
             self.world.events["a transactional program was fenced"] += 1
             return False
+        if isinstance(error, UnknownTransactionalId):
+            # Forgotten while it was used: by its command, or for want of a sign of life.
+            if not self.forgets and not self.ledger.expiry_us:
+                raise Violation(f"{self.name}: nothing has had its id forgotten: {error!r}")
+            self.world.events["a program found its id forgotten"] += 1
+            await self.nap(0.1)
+            return True
         if isinstance(error, (*_AGAIN, *_GONE)) or error.retriable:
             await self.nap(0.1)
             return True
         return await super().goes_on(error)
+
+    async def forget(self, tid: str) -> None:
+        """An operator has the id forgotten, now and then."""
+        if not self.forgets or self.lives.stopped or self.rng.random() >= 0.15:
+            return
+        self.ledger.forget(tid)
+        with contextlib.suppress(UnknownTransactionalId):  # Asked twice, or forgotten already.
+            await self.client().forget_transaction(tid)
+        self.ledger.forgot(tid)
+        self.world.events["an id was forgotten by command"] += 1
 
 
 class TransactingLife(_Staging):
@@ -107,6 +133,7 @@ class TransactingLife(_Staging):
     async def transact(self) -> None:
         tid = self.lives.tid
         before, aborted = self.ledger.newest(tid), self.ledger.aborted_epoch(tid)
+        asked_us = self.world.mono_us
         level = self.rng.choice(_LEVELS)
         transaction = await self.client().transaction(
             tid,
@@ -118,7 +145,9 @@ class TransactingLife(_Staging):
         transaction._is_told = True  # No warning: a program that dies leaves it open.
         self._resolve(transaction)
         holder = transaction._holder
-        self.ledger.opened(tid, transaction.sequence - 1, before, holder.epoch, aborted)
+        self.ledger.opened(
+            tid, transaction.sequence - 1, before, holder.epoch, aborted, asked_us=asked_us
+        )
         self.ledger.holds(tid, holder._instance, holder.epoch)
         attempt = self.ledger.begin(tid, transaction.sequence, holder.epoch, self.name)
         try:
@@ -133,6 +162,7 @@ class TransactingLife(_Staging):
             return
         await self.rest()
         await self._commit(transaction, attempt, level)
+        await self.forget(tid)
 
     async def leave(self) -> None:
         """Stage rows, and be silent for ever."""
@@ -183,7 +213,101 @@ class TransactingLife(_Staging):
             self.ledger.ended(bid, "aborted")
 
 
-class QueryLife(_Staging):
+class _StagingTasks(_Staging):
+    """Tasks stage through stagers, and a driver commits what they have finished."""
+
+    def stager(self, tid: str, instance: bytes, *, single_use: bool = False) -> AsyncStager:
+        return self.client().stager(
+            tid,
+            instance=instance,
+            single_use=single_use,
+            batch_rows=64,
+            linger=0.0,
+            timeout=self.timeout_s,
+            transaction_timeout=_TIMEOUT_MS / 1000 * self._scale,
+        )
+
+    async def run_task(self, stager: AsyncStager, sequence: int) -> _Staged:
+        """Run it once or twice; the last one wins."""
+        while True:
+            task = await stager.attempt(sequence)
+            tid = stager.transactional_id
+            attempt = self.ledger.begin(tid, sequence, stager.epoch, self.name)
+            try:
+                if self.rng.random() < 0.9:
+                    await self.send_some(task, attempt)
+                won = attempt, await task.finish()
+            finally:
+                await task.give_up()
+            if self.rng.random() < 0.7:
+                return won
+
+    async def commit(self, won: list[_Staged], *, may_be_another: bool = False) -> Bid:
+        attempts = [attempt for attempt, _ in won]
+        bid = self.ledger.ask(attempts, attempts[0], Durability.TOPIC_DEFAULT)
+        bid.may_be_another = may_be_another
+        if not self.lives.stopped and self.rng.random() < 0.1:
+            self.loop.create_task(self._guarded(self.abort(bid, won)))
+        await self.ask(bid, won)
+        return bid
+
+    async def ask(self, bid: Bid, won: list[_Staged]) -> None:
+        """Send the COMMIT, or send it again."""
+        try:
+            done = await self.client().commit_staged(
+                [named for _, named in won],
+                wait=self.rng.choice(_WAITS),
+                timeout=self.timeout_s,
+                publish_timeout=self.timeout_s,
+            )
+        except CommitUnknown:
+            if bid.state == "asked":
+                self.ledger.ended(bid, "unknown")
+                self.world.events["commit of unknown outcome"] += 1
+            raise
+        except QuiverlogError:
+            if bid.state == "asked":
+                self.ledger.ended(bid, "refused")
+            raise
+        # Perhaps that it had been, by the same attempts or under an older epoch.
+        if bid.state == "aborted":
+            raise Violation(f"{bid.attempts[0]} was aborted, and has committed")
+        if not bid.may_be_another and done.rows != len(bid.values):
+            raise Violation(f"{bid.attempts[0]}: {done.rows} rows, {len(bid.values)} were sent")
+        self.ledger.committed(bid, done.durability, is_published=done.is_published)
+
+    async def abort(self, bid: Bid, won: list[_Staged]) -> None:
+        """A driver's abort comes while its commit is on its way, or behind it."""
+        try:
+            had_committed = await self.client().abort_staged(
+                [named for _, named in won], timeout=self.timeout_s
+            )
+        except QuiverlogError as error:
+            self.checker.error(error.code)
+            return
+        if had_committed:
+            return
+        if bid.state == "committed":
+            raise Violation(f"{bid.attempts[0]} has committed, and was aborted")
+        self.ledger.aborted(bid.tid, bid.epoch)
+        self.ledger.ended(bid, "aborted")
+
+    async def ask_late(self, bid: Bid, won: list[_Staged]) -> bool:
+        """Ask again when the id may be forgotten. Returns whether it was."""
+        is_forgotten = False
+        try:
+            await self.ask(bid, won)
+            self.world.events["a late commit was answered"] += 1
+        except UnknownTransactionalId:
+            is_forgotten = True
+            self.world.events["a late commit of a forgotten id"] += 1
+        except QuiverlogError as error:
+            self.checker.error(error.code)
+        await self.abort(bid, won)
+        return is_forgotten
+
+
+class QueryLife(_StagingTasks):
     """A run of a query. It has one instance, and one epoch."""
 
     def __init__(self, lives: Lives, number: int) -> None:
@@ -193,124 +317,72 @@ class QueryLife(_Staging):
         super().__init__(lives, number)
 
     async def transact(self) -> None:
-        client, tid = self.client(), self.lives.tid
+        tid = self.lives.tid
         before, aborted = self.ledger.newest(tid), self.ledger.aborted_epoch(tid)
-        request = OpenTransactionRequest(
-            transactional_id=tid,
-            instance=self._instance,
-            timeout_ms=int(_TIMEOUT_MS * self._scale),
-        )
-        opened = await client.run(
-            open_transaction(client.cluster, request, timeout_s=self.timeout_s)
-        )
-        self.ledger.opened(tid, opened.last_sequence, before, opened.epoch, aborted)
-        self.ledger.holds(tid, self._instance, opened.epoch)
-        if opened.last_sequence >= self._batch and self._skips:
-            self.world.events["a query skips a batch that has committed"] += 1
-            self._checkpoint()
-            return
-        winners: list[tuple[Attempt, CommittedAttempt]] = []
-        for _ in range(self.rng.randint(0, 3)):
-            won = await self._run_task(opened.epoch)
-            winners += [] if won is None else [won]
-        await self.rest()
-        await self._commit(opened.epoch, opened.last_sequence, winners)
-
-    async def _run_task(self, epoch: int) -> tuple[Attempt, CommittedAttempt] | None:
-        """Run it once or twice; the last one wins."""
-        won = None
-        for _ in range(self.rng.choice((1, 1, 2))):
-            attempt = self.ledger.begin(self.lives.tid, self._batch, epoch, self.name)
-            named = await self._stage(attempt)
-            won = None if named is None else (attempt, named)
-        return won
-
-    async def _stage(self, attempt: Attempt) -> CommittedAttempt | None:
-        client = self.client()
-        complete = producer_options(
-            client.cluster, batch_rows=64, batch_bytes=65_536, linger=0.0, compression=None,
-            durability=None, buffer_bytes=1 << 24, delivery_timeout=self.timeout_s,
-            idempotent=True, partition=None,
-        )  # fmt: skip
-        holder = AsyncHolder(
-            client.cluster, client.run, client._open_host(), attempt.tid,
-            int(_TIMEOUT_MS * self._scale),
-        )  # fmt: skip
-        holder._instance, holder.epoch = self._instance, attempt.epoch
-        holder.last_sequence = attempt.sequence - 1
-        await holder._open_staging(complete)
-        task = AsyncTransaction(holder, complete, timeout_s=self.timeout_s, wait="decided")
-        task._is_told = True
+        asked_us = self.world.mono_us
+        stager = self.stager(tid, self._instance)
         try:
-            await self.send_some(task, attempt)
-            attempts = await task._stage()
+            first = await stager.attempt(self._batch)
+            last, epoch = stager.last_sequence, stager.epoch
+            self.ledger.opened(tid, last, before, epoch, aborted, asked_us=asked_us)
+            self.ledger.holds(tid, self._instance, epoch)
+            await first.give_up()
+            if last >= self._batch and self._skips:
+                self.world.events["a query skips a batch that has committed"] += 1
+                self._checkpoint()
+                return
+            won = [await self.run_task(stager, self._batch) for _ in range(self.rng.randint(1, 3))]
         finally:
-            task._ended = "over"
-            await holder.leave()
-        return attempts[0] if attempts else None
-
-    async def _commit(
-        self, epoch: int, last: int, winners: list[tuple[Attempt, CommittedAttempt]]
-    ) -> None:
-        client, tid = self.client(), self.lives.tid
-        first = self.ledger.begin(tid, self._batch, epoch, self.name)
-        attempts = [attempt for attempt, _ in winners]
-        bid = self.ledger.ask(attempts or [first], first, Durability.TOPIC_DEFAULT)
-        bid.may_be_another = last >= self._batch
-        request = CommitTransactionRequest(
-            transactional_id=tid,
-            epoch=epoch,
-            sequence=self._batch,
-            attempts=[named for _, named in winners],
-            durability=Durability.TOPIC_DEFAULT,
-            wait=self.rng.choice((0, 1)),
-        )
-        if not self.lives.stopped and self.rng.random() < 0.1:
-            self.loop.create_task(self._guarded(self._abort(bid)))
+            await stager.close()
+        await self.rest()
         try:
-            answer = await client.run(
-                commit_transaction(client.cluster, request, timeout_s=self.timeout_s)
-            )
+            bid = await self.commit(won, may_be_another=last >= self._batch)
         except CommitUnknown:
-            self.ledger.ended(bid, "unknown")
-            self.world.events["commit of unknown outcome"] += 1
             return  # The same batch again, with other rows; under this epoch it is refused.
         except SequenceTaken:
-            self.ledger.ended(bid, "refused")
             self._checkpoint()
             return
-        except QuiverlogError:
-            self.ledger.ended(bid, "refused")
-            raise
-        # Outcome 1: had been committed, by the same attempts or under an older epoch.
-        if bid.state == "aborted":
-            raise Violation(f"{first} was aborted, and has committed")
-        self.ledger.committed(bid, Durability(answer.durability), is_published=answer.is_published)
         self.committed()
         self._checkpoint()
-
-    async def _abort(self, bid: Bid) -> None:
-        """The driver's abort comes while its commit is on its way."""
-        client = self.client()
-        request = AbortTransactionRequest(
-            transactional_id=bid.tid, epoch=bid.epoch, sequence=bid.sequence
-        )
-        try:
-            answer = await client.run(
-                abort_transaction(client.cluster, request, timeout_s=self.timeout_s)
-            )
-        except QuiverlogError as error:
-            self.checker.error(error.code)
-            return
-        if answer.outcome:
-            return
-        if bid.state == "committed":
-            raise Violation(f"{bid.attempts[0]} has committed, and was aborted")
-        self.ledger.aborted(bid.tid, bid.epoch)
-        self.ledger.ended(bid, "aborted")
+        await self.forget(tid)
+        if self.forgets and not self.lives.stopped and self.rng.random() < 0.3:
+            await self.nap(self.rng.choice(_LATE_S))
+            await self.ask_late(bid, won)
 
     def _checkpoint(self) -> None:
         """The query has the batch: the next one comes, in this run and in those after it."""
         if self._batch == self.lives.checkpoint:
             self.lives.checkpoint += 1
         self._batch = self.lives.checkpoint
+
+
+class BatchLife(_StagingTasks):
+    """Batch writes, each under an id of its own that is used once."""
+
+    def __init__(self, lives: Lives, number: int) -> None:
+        self._count = 0
+        super().__init__(lives, number)
+
+    async def transact(self) -> None:
+        self._count += 1
+        tid = f"{self.name}-{self._count}"
+        stager = self.stager(tid, b"batch", single_use=True)
+        try:
+            won = [await self.run_task(stager, 0) for _ in range(self.rng.randint(1, 3))]
+        finally:
+            await stager.close()
+        await self.rest()
+        asked_us = self.world.mono_us
+        try:
+            bid = await self.commit(won)
+        except CommitUnknown:
+            return
+        self.committed()
+        self.world.events["a batch was written under an id of single use"] += 1
+        await self.forget(tid)
+        await self.nap(self.rng.choice(_LATE_S))
+        is_forgotten = await self.ask_late(bid, won)
+        kept_us = coordinator.SINGLE_USE_EXPIRY_MS * 1000
+        is_early = is_forgotten and self.world.mono_us - asked_us < kept_us
+        if is_early and not self.ledger.may_be_forgotten(tid, asked_us, self.world.mono_us):
+            raise Violation(f"{tid} is forgotten within {kept_us / 1e6:.0f} s of its commit")

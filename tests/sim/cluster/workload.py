@@ -17,7 +17,7 @@ from tests.sim.decoding import rows_of
 from .administrator import Administrator
 from .adversaries import Deposed, Impostor, OddReader, Repeater, Thief
 from .clients import ClusterProducer, ClusterReader, ClusterSetup
-from .lives import Lives
+from .lives import Life, Lives
 from .mover import Mover, Resizer
 from .operators import Operator
 from .programs import ConsumingProgram, ProducingProgram
@@ -25,7 +25,7 @@ from .promises import ClusterChecker
 from .proofs import Unproved
 from .settings_keeper import SettingsKeeper
 from .successor import Successor
-from .transactor import QueryLife, TransactingLife
+from .transactor import BatchLife, QueryLife, TransactingLife
 from .watchers import Watcher
 
 if TYPE_CHECKING:
@@ -99,8 +99,11 @@ class Workload:
             self.senders.append(Successor(self.cluster, checker, number))
         for number in range(plan.consumers):
             self.consumers.append(ConsumingProgram(self.cluster, checker, number))
-        ids = [(f"app-{number}", TransactingLife) for number in range(plan.transactors)]
+        ids: list[tuple[str, type[Life]]] = []
+        ids += [(f"app-{number}", TransactingLife) for number in range(plan.transactors)]
         ids += [(f"spark/query-{number}", QueryLife) for number in range(plan.queries)]
+        ids += [(f"batch-{number}", BatchLife) for number in range(plan.batches)]
+        checker.ledger.expiry_us = int(plan.id_expiry_ms * scenario.tempo.scale * 1000)
         for tid, kind in ids:
             self.transactions.append(Lives(self.cluster, checker, tid, kind))
 
