@@ -83,8 +83,8 @@ BUGS: dict[str, tuple[Mutation, ...]] = {
     "what a forgotten id has committed is called an abort": (
         Mutation(
             f"{HOLDER}._resolve",
-            'self.unanswered = None\n            return "unknown"',
-            'self.unanswered = None\n            return "aborted"',
+            'return "unknown"  # Forgotten',
+            'return "aborted"  # Forgotten',
         ),
     ),
     "the outcome is forgotten where the next step fails": (

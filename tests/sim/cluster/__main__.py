@@ -7,9 +7,13 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
-from tests.sim.bugs import hunt, print_table, write_table
+from tests.model.test_transactions_model import BUGS as MODEL_BUGS
+from tests.model.test_transactions_model import SEEDS_PER_BUG, hunt_in_model
+from tests.sim.bug import Bug
+from tests.sim.bugs import Caught, hunt, print_table, write_table
 from tests.sim.checker import Violation
 from tests.sim.stats import report
 
@@ -17,6 +21,7 @@ from .client_plan import ClientPlan
 from .planted import BUGS, UNPROVEN
 from .run import simulate
 from .soak import soak
+from .transaction_bugs import TRANSACTION_BUGS
 
 __all__ = ["main"]
 
@@ -42,14 +47,7 @@ def main() -> int:
     if options.hours is not None:
         return 1 if soak(options.hours, first=options.first or None) else 0
     if options.bugs or options.bug is not None:
-        chosen = [bug for bug in BUGS if (options.bug or "") in bug.name]
-        seeds = range(options.first, options.first + options.seeds)
-        caught = (hunt(b, seeds=seeds, duration_ms=6_000, run=simulate) for b in chosen)
-        found = list(caught)
-        missed = print_table(found)
-        if options.table is not None:
-            write_table(found, options.table, seeds=len(seeds), part="A cluster")
-        return 1 if missed > sum(bug.name in UNPROVEN for bug in chosen) else 0
+        return 1 if _hunt(options) else 0
     first = options.first if options.seed is None else options.seed
     count = options.seeds if options.seed is None else 1
     failed = 0
@@ -88,6 +86,33 @@ def main() -> int:
         f" hours, {pace:.0f} simulated seconds per second"
     )
     return 1 if failed else 0
+
+
+def _hunt(options: argparse.Namespace) -> int:
+    """Returns how many bugs were missed that are listed as caught."""
+
+    def chosen(bugs: Iterable[Bug]) -> list[Bug]:
+        return [bug for bug in bugs if (options.bug or "") in bug.name]
+
+    seeds = range(options.first, options.first + options.seeds)
+    parts = {"Transactions in a cluster": chosen(TRANSACTION_BUGS)}
+    if not options.transactions:
+        parts["A cluster"] = [bug for bug in chosen(BUGS) if bug not in TRANSACTION_BUGS]
+    missed = 0
+    for part, bugs in parts.items():
+        hunted = (hunt(b, seeds=seeds, duration_ms=6_000, run=simulate) for b in bugs)
+        missed += _show(list(hunted), options.table, len(seeds), part)
+        missed -= sum(bug.name in UNPROVEN for bug in bugs)
+    names = [name for name in MODEL_BUGS if (options.bug or "") in name]
+    found = [hunt_in_model(name) for name in names]
+    return missed + _show(found, options.table, SEEDS_PER_BUG, "Transactions in a model")
+
+
+def _show(found: list[Caught], table: Path | None, seeds: int, part: str) -> int:
+    missed = print_table(found)
+    if table is not None:
+        write_table(found, table, seeds=seeds, part=part)
+    return missed
 
 
 if __name__ == "__main__":

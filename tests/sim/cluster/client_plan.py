@@ -53,7 +53,7 @@ class ClientPlan:
     forgets: bool = False
     """Are ids forgotten by command, and their last commits asked about then?"""
     id_expiry_ms: int = 0
-    """After so long a silence ids are forgotten; 0: as shipped."""
+    """Ids are forgotten after this silence; 0: as shipped."""
     makes_internal: bool = False
     """Are the topics of transactions made by the first of them, in the middle of faults?"""
 

@@ -91,7 +91,7 @@ class Ledger:
         self.all_power_us: list[int] = []
         """When all machines lost their power."""
         self.expiry_us = 0
-        """After so long a silence the brokers of this run forget an id."""
+        """Brokers of this run forget an id after this silence."""
         # When an id may have been forgotten: from, to, and whether by command.
         self._forgotten: dict[str, list[tuple[int, int, bool]]] = defaultdict(list)
         self._shown_us: dict[str, int] = {}

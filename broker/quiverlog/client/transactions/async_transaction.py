@@ -154,6 +154,7 @@ class AsyncHolder:
         """
         if self.unanswered is not None:
             self.previous = await self._resolve(self.unanswered, timeout_s)
+            self.unanswered, self._has_reopened = None, False
         if self.unaborted is not None:
             await self.leave()
             with contextlib.suppress(*_ENDED):
@@ -293,9 +294,7 @@ class AsyncHolder:
                 error.add_note(f"What became of transaction {request.sequence} is not known.")
                 raise
             except UnknownTransactionalId:
-                # Forgotten, and with it what became of this. Its epoch is over in any case.
-                self.unanswered = None
-                return "unknown"
+                return "unknown"  # Forgotten: its epoch is over in any case.
             except QuiverlogError as error:
                 if error.retriable or isinstance(error, CommitUnknown):
                     raise
@@ -312,8 +311,7 @@ class AsyncHolder:
         except (SequenceTaken, TransactionClosed, TransactionFenced):
             outcome = "aborted"
         except (SequenceTooOld, UnknownTransactionalId):
-            outcome = "unknown"  # Another client has held the id in between, or it is forgotten.
-        self.unanswered, self._has_reopened = None, False
+            outcome = "unknown"  # Another client has held the id in between.
         return outcome
 
     async def _asked_again(self, request: CommitTransactionRequest, timeout_s: float) -> Outcome:

@@ -152,6 +152,7 @@ class Holder:
         """
         if self.unanswered is not None:
             self.previous = self._resolve(self.unanswered, timeout_s)
+            self.unanswered, self._has_reopened = None, False
         if self.unaborted is not None:
             self.leave()
             with contextlib.suppress(*_ENDED):
@@ -289,9 +290,7 @@ class Holder:
                 error.add_note(f"What became of transaction {request.sequence} is not known.")
                 raise
             except UnknownTransactionalId:
-                # Forgotten, and with it what became of this. Its epoch is over in any case.
-                self.unanswered = None
-                return "unknown"
+                return "unknown"  # Forgotten: its epoch is over in any case.
             except QuiverlogError as error:
                 if error.retriable or isinstance(error, CommitUnknown):
                     raise
@@ -306,8 +305,7 @@ class Holder:
         except (SequenceTaken, TransactionClosed, TransactionFenced):
             outcome = "aborted"
         except (SequenceTooOld, UnknownTransactionalId):
-            outcome = "unknown"  # Another client has held the id in between, or it is forgotten.
-        self.unanswered, self._has_reopened = None, False
+            outcome = "unknown"  # Another client has held the id in between.
         return outcome
 
     def _asked_again(self, request: CommitTransactionRequest, timeout_s: float) -> Outcome:

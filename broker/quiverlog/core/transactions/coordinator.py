@@ -301,8 +301,7 @@ class Coordinator:
 
     # --- signs of life -------------------------------------------------------------------------
     def sign_of_life(self, tid: str, now: Now, *, opens: bool = False) -> None:
-        """`opens`: an epoch begins. For ids that are known, or proposed: of others an entry would
-        stay for ever."""
+        """`opens`: an epoch begins. The id is known, or proposed."""
         self._seen_us[tid] = now.mono_us
         if opens:
             self._opened_us[tid] = now.mono_us
@@ -499,8 +498,7 @@ class Coordinator:
     def _held(self, tid: str) -> SnapshotState:
         state = self._known(tid)
         if not state.instance:
-            # Only a Closed has made it. What its rows are of may have committed, and been forgotten
-            # with an earlier life of the id: "it was closed" would be taken for "it was aborted".
+            # Only a Closed has made it: what is asked about may have committed, and is forgotten.
             raise UnknownTransactionalId(f"no instance has opened transactional id {tid!r}.")
         return state
 
