@@ -319,7 +319,8 @@ def _explained(
             f"({options.transaction_timeout:g} s)."
         )
     if isinstance(error, TransactionFenced):
-        return TransactionFenced(f"{what}: another run of the query writes to sink {name} now.")
+        holder = "query" if options.txn_app_id is None else "job"
+        return TransactionFenced(f"{what}: another run of the {holder} writes to sink {name} now.")
     return error
 
 

@@ -413,6 +413,12 @@ def test_an_old_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         made.commit([TaskReport(staged=staged())], "the batch write")
 
 
+def test_a_job_is_fenced_by_another_run_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = driver(monkeypatch, FakeClient(TransactionFenced("x")), txnAppId="a", txnVersion="4")
+    with pytest.raises(TransactionFenced, match="another run of the job"):
+        made.commit([TaskReport(staged=staged())], "the batch write")
+
+
 def test_what_is_not_published_yet_is_a_success(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
