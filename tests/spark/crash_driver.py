@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,13 @@ def main(bootstrap: str, topic: str, checkpoint: str, rows: str, batch: str, poi
         )
         .load()
     )
-    writer = stream.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint)
-    writer.start().awaitTermination(280)
+    stream.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).start()
+    committed = Path(checkpoint) / "commits" / batch
+    deadline = time.monotonic() + 280
+    while time.monotonic() < deadline:
+        if point == "after-commit" and committed.exists():
+            die()
+        time.sleep(0.005)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ class Feed:
         self._thread.join()
 
 
-POINTS = [(0, "before-write"), (1, "before-commit")]
+POINTS = [(0, "before-write"), (1, "before-commit"), (1, "after-commit")]
 
 
 class Driver(NamedTuple):
@@ -109,7 +109,8 @@ def check_restart(
         _, errors = process.communicate(timeout=200)
         assert process.returncode == -signal.SIGKILL, errors[-2000:]
         assert (checkpoint / "offsets" / str(batch)).exists()
-        assert not (checkpoint / "commits" / str(batch)).exists()
+        is_committed = (checkpoint / "commits" / str(batch)).exists()
+        assert is_committed is (point == "after-commit")
         fed = feed.next_id
         until(lambda: feed.next_id >= fed + 30)  # rows that come while no driver lives
     query = (
