@@ -797,4 +797,9 @@ class FileTooLarge(QuiverlogError):
 
 class WorkersLackPackage(QuiverlogError):
     code = 1029
-    hint = "Install quiverlog for the interpreter of Spark's workers; docs/spark.md shows how."
+    hint = "Install quiverlog where Spark's workers run; docs/spark-cluster.md shows how."
+
+
+class WorkersPythonDiffers(QuiverlogError):
+    code = 1030
+    hint = "docs/spark-cluster.md shows how the driver and the workers get the same Python."

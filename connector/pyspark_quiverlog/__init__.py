@@ -2,7 +2,8 @@
 
 Spark finds this package by its name (`pyspark_*`) and loads `DefaultSource` in every session,
 whether or not quiverlog is used. So this module starts nothing, and imports even where PySpark is
-missing or too old; of this package it imports only `_compat`, the rest when it is used.
+missing or too old; of this package it imports only `_compat` and `refusals`, the rest when it is
+used.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import _compat
+from .refusals import RefusedStream, in_one_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,27 +41,36 @@ class DefaultSource(_compat.DataSource):  # type: ignore[misc]
     def name(cls) -> str:
         return "quiverlog"
 
+    @in_one_frame
     def schema(self) -> StructType:
         """Return the columns of the topics that are read."""
         from .source import read_schema
 
         return read_schema(self.options)
 
+    @in_one_frame
     def reader(self, schema: StructType) -> Any:
         from .batch_reader import LogBatchReader
 
         return LogBatchReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> Any:
+        from quiverlog.errors import InvalidOption
+
         from .stream_reader import LogStreamReader
 
-        return LogStreamReader(self.options, schema)
+        try:
+            return LogStreamReader(self.options, schema)
+        except InvalidOption as error:
+            return RefusedStream(error)
 
+    @in_one_frame
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         from .writer import LogBatchWriter
 
         return LogBatchWriter(self.options, schema, overwrite)
 
+    @in_one_frame
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
         from .writer import LogStreamWriter
 
@@ -93,6 +104,7 @@ def register(spark: SparkSession, *, send: bool | None = None) -> None:
         RuntimeError: PySpark is missing, or older than 4.0.
         WorkersLackPackage: Spark cannot plan with the workers' interpreter, or a Spark Connect
             server does not have quiverlog.
+        WorkersPythonDiffers: the workers' interpreter is of another version than the driver's.
     """
     _check_pyspark()
     from . import sending
@@ -101,7 +113,7 @@ def register(spark: SparkSession, *, send: bool | None = None) -> None:
     if context is None:  # Spark Connect
         _register(spark)
         sending.check_server(spark)
-    elif send or (send is None and sending.is_missing_in(context.pythonExec)):
+    elif send is not False and (sending.is_missing_in(context.pythonExec) or send):
         with sending.sent(spark, context):
             _register(spark)
     else:

@@ -16,6 +16,7 @@ from .options import Use, parse_read_options
 from .planning.bounds import ending, starting
 from .planning.ranges import Range, split_ranges
 from .reader import LogSplit, SplitReader
+from .refusals import in_one_frame
 from .source import check_query_schema, open_view
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class LogBatchReader(DataSourceReader):  # type: ignore[misc]
         self._options = parse_read_options(raw, Use.BATCH_READ)
         self._splits = SplitReader(self._options, schema)
 
+    @in_one_frame
     def partitions(self) -> list[Any]:
         view = open_view(self._options)
         view.refresh(required=True)

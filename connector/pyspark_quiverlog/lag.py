@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from quiverlog.addresses import parse_addresses
-from quiverlog.client.base.arguments import counted
+from quiverlog.addresses import parse_address, parse_addresses
+from quiverlog.client.base.arguments import counted, extra
 from quiverlog.errors import QuiverlogError
 from quiverlog.types import TopicPartition
+from quiverlog.version import VERSION
 
 from . import pool
 from .planning.offsets import SourceOffset
 
-__all__ = ["LagListener", "SourceLag", "source_lags"]
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+
+__all__ = ["METRICS", "LagListener", "SourceLag", "source_lags"]
 
 logger = logging.getLogger("pyspark_quiverlog.lag")
 
@@ -90,12 +96,30 @@ def _positions(offset: Any) -> dict[TopicPartition, int] | None:
     }
 
 
+METRICS: Final = {
+    "quiverlog.spark.lag.rows": ("{row}", "Rows of a partition that the query has not read yet."),
+    "quiverlog.spark.lag.bytes": ("By", "Stored bytes of these rows, by source of the query."),
+    "quiverlog.spark.micro.batch": ("{batch}", "Number of the query's last micro-batch."),
+}
+"""Gauges, by OpenTelemetry's name: unit, meaning. Prometheus writes `_` for `.`."""
+
+Sample = tuple[dict[str, str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    name: str
+    micro_batch: int
+    lags: Sequence[SourceLag]
+
+
 class LagListener(StreamingQueryListener):  # type: ignore[misc]
-    """Logs the lag that `source_lags` finds, after each micro-batch.
+    """Logs the lag that `source_lags` finds, after each micro-batch, and keeps it as metrics.
 
     `spark.streams.addListener(LagListener())` covers all queries of the session. It logs to
     `pyspark_quiverlog.lag`, at `level`; with `bootstrap_servers` also the stored bytes, requested
-    for each source. `last` has the newest lags of running queries, by query id.
+    for each source. `last` has the newest lags of running queries, by query id; `prometheus`,
+    `serve` and `instrument` give the same as metrics. A query that has ended has none.
     """
 
     def __init__(self, *, bootstrap_servers: str | None = None, level: int = logging.INFO) -> None:
@@ -104,7 +128,11 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
         if bootstrap_servers is not None:
             addresses = tuple(str(a) for a in parse_addresses(bootstrap_servers))
             self._endpoint = pool.Endpoint(addresses, "spark-lag", 10.0, 10.0)
-        self.last: dict[str, Sequence[SourceLag]] = {}
+        self._seen: dict[str, _Seen] = {}
+
+    @property
+    def last(self) -> dict[str, Sequence[SourceLag]]:
+        return {query: seen.lags for query, seen in self._seen.copy().items()}
 
     def onQueryStarted(self, event: Any) -> None: ...
 
@@ -113,15 +141,70 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
         lags = [self._with_bytes(lag) for lag in source_lags(progress)]
         if not lags:
             return
-        self.last[str(progress.id)] = lags
-        name = progress.name or progress.id
+        name = str(progress.name or progress.id)
+        self._seen[str(progress.id)] = _Seen(name, progress.batchId, lags)
         for lag in lags:
             logger.log(self._level, "query %s, micro-batch %d, %s", name, progress.batchId, lag)
 
     def onQueryIdle(self, event: Any) -> None: ...
 
     def onQueryTerminated(self, event: Any) -> None:
-        self.last.pop(str(event.id), None)
+        self._seen.pop(str(event.id), None)
+
+    def prometheus(self) -> str:
+        """Return the metrics in Prometheus's text format."""
+        lines = []
+        for metric, (_, meaning) in METRICS.items():
+            name = metric.replace(".", "_")
+            lines += [f"# HELP {name} {meaning}", f"# TYPE {name} gauge"]
+            for labels, value in self._samples(metric):
+                pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+                lines.append(f"{name}{{{pairs}}} {value}")
+        return "\n".join(lines) + "\n"
+
+    def serve(self, listen: str = "127.0.0.1:9464") -> str:
+        """Answer Prometheus at `/metrics` of this address, as long as the driver runs.
+
+        Returns:
+            The address, with the port that was free where 0 was given.
+        """
+        address = parse_address(listen, port_min=0)
+        server = ThreadingHTTPServer((address.host, address.port), _handler(self.prometheus))
+        Thread(target=server.serve_forever, name="quiverlog-lag", daemon=True).start()
+        return f"{address.host}:{server.server_address[1]}"
+
+    def instrument(self, meter_provider: MeterProvider | None = None) -> None:
+        """Give OpenTelemetry the metrics as gauges; call it once.
+
+        Args:
+            meter_provider: where they go; None: the global one.
+
+        Raises:
+            InvalidArgument: OpenTelemetry is not installed.
+        """
+        api = extra("opentelemetry.metrics", "LagListener.instrument")
+        meter = api.get_meter("quiverlog", VERSION, meter_provider)
+
+        def observer(metric: str) -> Callable[[Any], Iterator[Any]]:
+            return lambda _: (api.Observation(v, labels) for labels, v in self._samples(metric))
+
+        for metric, (unit, meaning) in METRICS.items():
+            meter.create_observable_gauge(metric, [observer(metric)], unit, meaning)
+
+    def _samples(self, metric: str) -> Iterator[Sample]:
+        for query, seen in self._seen.copy().items():
+            of_query = {"query": seen.name, "query_id": query}
+            if metric.endswith("micro.batch"):
+                yield of_query, seen.micro_batch
+                continue
+            for number, lag in enumerate(seen.lags):
+                of_source = of_query | {"source": str(number)}
+                if metric.endswith("rows"):
+                    for where, rows in lag.rows.items():
+                        place = {"topic": where.topic, "partition": str(where.partition)}
+                        yield of_source | place, rows
+                elif lag.stored_bytes is not None:
+                    yield of_source, lag.stored_bytes
 
     def _with_bytes(self, lag: SourceLag) -> SourceLag:
         behind = {w: (at, end) for w, (at, end) in lag.ranges.items() if end > at}
@@ -133,3 +216,23 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
             logger.debug("the bytes of the lag are not available: %s", error)
             return lag
         return SourceLag(lag.ranges, sum(size.byte_count for size in sizes.values()))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _handler(text: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = text().encode() if self.path == "/metrics" else b""
+            self.send_response(200 if body else 404)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            logger.debug(format, *args)
+
+    return Handler

@@ -13,6 +13,7 @@ import importlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import weakref
@@ -22,7 +23,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any, Final
 
-from quiverlog.errors import WorkersLackPackage
+from quiverlog.errors import WorkersLackPackage, WorkersPythonDiffers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,6 +34,7 @@ PACKAGES: Final = ("quiverlog", "pyspark_quiverlog", "msgspec", "fastcrc")
 _LOOK: Final = (
     "import sys\n"
     "from importlib.util import find_spec\n"
+    "print('%d.%d' % sys.version_info[:2])\n"
     "print(','.join(name for name in sys.argv[1:] if find_spec(name) is None))"
 )
 _LOOK_S_MAX: Final = 60
@@ -56,6 +58,7 @@ def is_missing_in(python: str) -> bool:
 
     Raises:
         WorkersLackPackage: Spark cannot plan with it at all, or it does not end in time.
+        WorkersPythonDiffers: it is of another minor version than the driver's.
     """
     try:
         done = subprocess.run(
@@ -77,11 +80,19 @@ def is_missing_in(python: str) -> bool:
             f"PYSPARK_PYTHON is {python}, which did not end within {_LOOK_S_MAX} s when asked for "
             "its packages: run it by hand, or name an interpreter that starts."
         ) from error
-    missing = set(done.stdout.strip().split(",")) - {""}
+    version, _, names = done.stdout.strip().partition("\n")
+    missing = set(names.split(",")) - {""}
     if done.returncode or "pyarrow" in missing:
         raise WorkersLackPackage(
             f"PYSPARK_PYTHON is {python}, which has no pyarrow, and no data source of Python works "
             "without it: install it there on every machine, or name an interpreter that has it."
+        )
+    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if version != ours:
+        raise WorkersPythonDiffers(
+            f"PYSPARK_PYTHON is {python}, which is Python {version}, and the driver runs Python "
+            f"{ours}: Spark runs no Python of another version. Set PYSPARK_PYTHON to a Python "
+            f"{ours}, or PYSPARK_DRIVER_PYTHON to a Python {version}."
         )
     return bool(missing)
 

@@ -15,6 +15,7 @@ from .options import Use, parse_read_options
 from .planning.ranges import split_ranges
 from .planning.stream_planner import StreamPlanner
 from .reader import LogSplit, SplitReader
+from .refusals import in_one_frame
 from .source import check_query_schema, open_view
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
                 self._driver_read = DriverRead(self._options, self._splits.read)
         return self._planner
 
+    @in_one_frame
     def initialOffset(self) -> dict[str, Any]:
         return self._plan().initial_offset()
 
@@ -56,6 +58,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
             return limit_class("ReadAllAvailable")()
         return limit_class("ReadMaxRows")(rows or 2**62)
 
+    @in_one_frame
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> Any:
         """Return the end of the next micro-batch, or `start`. PySpark 4.0 and 4.1 give no
         arguments."""
@@ -66,12 +69,15 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
             self._driver_read.begin((start, end), self._tasks(start, end))
         return end
 
+    @in_one_frame
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return self._plan().report_latest()
 
+    @in_one_frame
     def prepareForTriggerAvailableNow(self) -> None:
         self._plan().prepare_available_now()
 
+    @in_one_frame
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
         tasks = self._tasks(start, end)
         rows = self._driver_read and self._driver_read.take((start, end), tasks)

@@ -29,6 +29,7 @@ from ._compat import (
 )
 from .exactly_once import Staging, batch_settings, transaction_name
 from .options import Use, WriteOptions, parse_write_options
+from .refusals import in_one_frame
 from .routing import Route, check_write, split_by_route, topic_schema
 from .topic_creation import create_missing
 
@@ -135,6 +136,7 @@ class LogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
         return self._writer.run(iterator)
 
+    @in_one_frame
     def commit(self, messages: list[Any]) -> None:
         self._writer.commit(messages, "the batch write")
 
@@ -157,6 +159,7 @@ class LogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             iterator = arrow_from_rows(iterator, self._spark_schema, rows_max)
         return self._writer.run(iterator)
 
+    @in_one_frame
     def commit(self, messages: list[Any], batchId: int) -> None:
         self._writer.commit(messages, f"micro-batch {batchId}")
 

@@ -1,8 +1,6 @@
 """A driver whose workers are elsewhere. Run by test_cluster.py as a program:
 
-python -m tests.spark.cluster_driver MASTER BOOTSTRAP TOPIC SINK CHECKPOINT [ARCHIVES]
-
-It writes by a stream, and with archives by a batch.
+python -m tests.spark.cluster_driver MASTER BOOTSTRAP TOPIC SINK CHECKPOINT
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from typing import Any
 from tests.support.spark import CONF
 
 
-def main(master: str, bootstrap: str, topic: str, sink: str, checkpoint: str, *rest: str) -> None:
+def main(master: str, bootstrap: str, topic: str, sink: str, checkpoint: str) -> None:
     from pyspark.sql import SparkSession
 
     import pyspark_quiverlog
@@ -23,24 +21,19 @@ def main(master: str, bootstrap: str, topic: str, sink: str, checkpoint: str, *r
     settings = CONF | {"spark.executor.memory": "512m", "spark.cores.max": "2"}
     for key, value in settings.items():
         builder = builder.config(key, value)
-    if rest:
-        builder = builder.config("spark.archives", rest[0])
     spark = builder.getOrCreate()
     pyspark_quiverlog.register(spark)
     pyspark_quiverlog.register(spark)  # again: it sends once
     options = {"bootstrap.servers": bootstrap}
     frame = spark.read.format("quiverlog").options(**options).load(topic)
     result: dict[str, Any] = {"ids": sorted(row.id for row in frame.select("id").collect())}
-    if rest:
-        frame.write.format("quiverlog").mode("append").options(**options).save(sink)
-    else:
-        stream = spark.readStream.format("quiverlog").options(
-            **options, subscribe=topic, startingOffsets="earliest", driverReadRows="0"
-        )
-        writer = stream.load().writeStream.format("quiverlog").options(**options, topic=sink)
-        query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
-        query.awaitTermination(150)
-        result["exception"] = str(query.status if query.isActive else query.exception() or "")
+    stream = spark.readStream.format("quiverlog").options(
+        **options, subscribe=topic, startingOffsets="earliest", driverReadRows="0"
+    )
+    writer = stream.load().writeStream.format("quiverlog").options(**options, topic=sink)
+    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    query.awaitTermination(150)
+    result["exception"] = str(query.status if query.isActive else query.exception() or "")
     print(json.dumps(result))
     spark.stop()
 

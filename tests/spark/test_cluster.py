@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from tests.spark.conftest import produce, stored_ids
-from tests.support.spark import environment
-from tests.support.spark_cluster import QUIVERLOG, archive, environment_of, running_cluster
+from tests.support.pages import ROOT, blocks
+from tests.support.spark import CONF, environment
+from tests.support.spark_cluster import QUIVERLOG, environment_of, running_cluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.long, pytest.mark.timeout(400)]
-ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "spark-cluster.md"
 ROWS = 100
 
 
@@ -41,10 +42,10 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
 def run(broker: Any, client: Any, topic: Any, tmp_path: Path) -> Any:
     """Read and write by a driver of its own, and compare what came out."""
 
-    def go(master: str, python: str, *rest: str) -> None:
+    def go(master: str, python: str) -> None:
         source, sink = topic(), topic()
         produce(client, source, 0, ROWS)
-        words = (master, broker.bootstrap, source, sink, str(tmp_path / "checkpoint"), *rest)
+        words = (master, broker.bootstrap, source, sink, str(tmp_path / "checkpoint"))
         done = subprocess.run(
             [sys.executable, "-m", "tests.spark.cluster_driver", *words],
             cwd=tmp_path,
@@ -98,11 +99,41 @@ def test_a_server_of_connect_without_it_is_refused_in_one_sentence(
     )
 
 
-def test_an_environment_in_an_archive(run: Any, cluster: str, tmp_path: Path) -> None:
-    """The wheel in it; the driver's working directory has it by the same name."""
+def test_the_page_is_submitted(cluster: str, broker: Any, client: Any, tmp_path: Path) -> None:
+    """An environment in an archive, a module of the job, a file of settings, as they are."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
     (wheel,) = tmp_path.glob("*.whl")
-    packed = environment_of(tmp_path / "packed", wheel=wheel)
-    os.symlink(packed, tmp_path / "environment")
-    run(cluster, "./environment/bin/python", f"{archive(packed)}#environment")
+    environment_of(tmp_path / "environment", wheel=wheel)
+    (script,) = (b.text for b in blocks(PAGE, "sh") if b.why_not is None)
+    (settings,) = (b.text for b in blocks(PAGE, "ini"))
+    (job,) = (b.text for b in blocks(PAGE, "python"))
+    logs = "import logging\nlogging.basicConfig(level=logging.INFO)\n"
+    (tmp_path / "job.py").write_text(f"{logs}{job}spark.stop()\n")
+    (tmp_path / "delays.py").write_text("LATE_MIN = 60\n")
+    more = CONF | {"spark.executor.memory": "512m", "spark.cores.max": "2"}
+    lines = "".join(f"{key} {value}\n" for key, value in more.items())
+    (tmp_path / "spark-defaults.conf").write_text(settings + lines)
+    for topic in ("flights", "late"):
+        client.create_topic(topic, "carrier string, delay double")
+    rows = [{"carrier": "UA", "delay": 2.0}, {"carrier": "AA", "delay": 95.5}]
+    with client.producer("flights") as producer:
+        producer.send(rows)
+    assert "spark://master:7077" in script
+    words = f" {broker.bootstrap} {tmp_path / 'checkpoint'}"
+    done = subprocess.run(
+        ["bash", "-eu"],
+        input=script.replace("spark://master:7077", cluster).rstrip() + words,
+        cwd=tmp_path,
+        env={k: v for k, v in environment().items() if not k.startswith("PYSPARK_")}
+        | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=360,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert client.read("late").to_arrow().to_pylist() == rows[1:]
+    assert "query late, micro-batch 0, flights: 0 rows behind in 1 partition" in done.stdout
+    for topic in ("flights", "late"):
+        client.delete_topic(topic)

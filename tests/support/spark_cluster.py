@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import pyspark
 
-__all__ = ["QUIVERLOG", "archive", "environment_of", "running_cluster"]
+__all__ = ["QUIVERLOG", "environment_of", "running_cluster"]
 
 SPARK_HOME = Path(pyspark.__file__).parent
 SITE_PACKAGES = SPARK_HOME.parent
@@ -54,15 +53,6 @@ def environment_of(directory: Path, *, wheel: Path | None = None) -> Path:
         for name in ("msgspec", "fastcrc"):
             shutil.copytree(SITE_PACKAGES / name, site / name)
     return directory
-
-
-def archive(directory: Path) -> Path:
-    """The environment as `--archives` wants it."""
-    path = directory.with_suffix(".tar.gz")
-    with tarfile.open(path, "w:gz", compresslevel=1) as file:
-        for entry in sorted(directory.iterdir()):
-            file.add(entry, entry.name)
-    return path
 
 
 @contextlib.contextmanager

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import urllib.error
+import urllib.request
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from pyspark_quiverlog import LagListener, pool, source_lags
+from pyspark_quiverlog.lag import METRICS
 from quiverlog.errors import ConnectionFailed
 from quiverlog.types import TopicPartition
 
@@ -100,3 +105,62 @@ def test_bytes_are_asked_for_where_rows_are_behind(
     listener.onQueryProgress(SimpleNamespace(progress=progress(BEHIND)))
     assert listener.last["q1"][0].stored_bytes == stored
     assert sizes.asked == [{TopicPartition("t", 1): (20, 50), TopicPartition("t", 2): (5, 6)}]
+
+
+LABELS = r'query="late \"a\\b\"\nc",query_id="q1"'
+NAMED = f"""\
+# HELP quiverlog_spark_lag_rows Rows of a partition that the query has not read yet.
+# TYPE quiverlog_spark_lag_rows gauge
+quiverlog_spark_lag_rows{{{LABELS},source="0",topic="t",partition="0"}} 0
+quiverlog_spark_lag_rows{{{LABELS},source="0",topic="t",partition="1"}} 30
+# HELP quiverlog_spark_lag_bytes Stored bytes of these rows, by source of the query.
+# TYPE quiverlog_spark_lag_bytes gauge
+quiverlog_spark_lag_bytes{{{LABELS},source="0"}} 100
+# HELP quiverlog_spark_micro_batch Number of the query's last micro-batch.
+# TYPE quiverlog_spark_micro_batch gauge
+quiverlog_spark_micro_batch{{{LABELS}}} 7
+"""
+
+
+def heard(monkeypatch: pytest.MonkeyPatch) -> LagListener:
+    monkeypatch.setattr(pool, "client", lambda endpoint: Sizes(fail=False))
+    listener = LagListener(bootstrap_servers="127.0.0.1:9292")
+    one = {"endOffset": offset(t=[10, 20]), "latestOffset": offset(t=[10, 50])}
+    seen = progress(one)
+    seen.name = 'late "a\\b"\nc'
+    listener.onQueryProgress(SimpleNamespace(progress=seen))
+    return listener
+
+
+def test_the_lag_as_text_of_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = heard(monkeypatch)
+    assert listener.prometheus() == NAMED
+    listener.onQueryTerminated(SimpleNamespace(id="q1"))
+    assert "{" not in listener.prometheus()
+
+
+def test_prometheus_finds_it_at_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = heard(monkeypatch).serve("127.0.0.1:0")
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        assert answer.read().decode() == NAMED
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"http://{address}/", timeout=10)
+
+
+def test_the_lag_as_gauges_of_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = InMemoryMetricReader()
+    heard(monkeypatch).instrument(MeterProvider([reader]))
+    data = reader.get_metrics_data()
+    assert data is not None
+    ((scope,),) = (one.scope_metrics for one in data.resource_metrics)
+    found = {
+        one.name: (one.unit, one.description, [p.value for p in one.data.data_points])
+        for one in scope.metrics
+    }
+    values = {"rows": [0, 30], "bytes": [100], "batch": [7]}
+    assert found == {
+        name: (*about, values[name.rpartition(".")[2]]) for name, about in METRICS.items()
+    }
+    points = next(one for one in scope.metrics if one.name.endswith("rows")).data.data_points
+    assert points[1].attributes["partition"] == "1"

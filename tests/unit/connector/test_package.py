@@ -20,7 +20,7 @@ from pyspark_quiverlog import _compat, pool, sending
 from pyspark_quiverlog.options import Use, parse_read_options
 from pyspark_quiverlog.planning.ranges import Range
 from pyspark_quiverlog.reader import LogSplit
-from quiverlog.errors import WorkersLackPackage
+from quiverlog.errors import WorkersLackPackage, WorkersPythonDiffers
 
 
 def python(code: str) -> str:
@@ -248,6 +248,21 @@ def test_an_interpreter_that_spark_cannot_plan_with_is_refused(tmp_path: Path) -
         assert python in caught.value.message
         assert part in caught.value.message
         assert registered == []
+
+
+def test_an_interpreter_of_another_version_is_refused(tmp_path: Path) -> None:
+    """Spark's own words come at the first load, under its traceback."""
+    python = script(tmp_path / "python", "echo 2.7; echo quiverlog")
+    driver = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    for send in (None, True):
+        registered: list[type] = []
+        with pytest.raises(WorkersPythonDiffers) as caught:
+            pyspark_quiverlog.register(session_of(python, registered), send=send)
+        words = f"{python}, which is Python 2.7, and the driver runs Python {driver}: "
+        assert words in caught.value.message
+        assert registered == []
+    pyspark_quiverlog.register(session_of(python, registered), send=False)
+    assert registered == [pyspark_quiverlog.DefaultSource]
 
 
 def test_an_interpreter_that_does_not_end_in_time_is_refused(
