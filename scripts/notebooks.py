@@ -1,6 +1,6 @@
 """Runs the notebooks of examples/ and stores what their cells answer.
 
-    python -m scripts.notebooks tour.ipynb
+    python -m scripts.notebooks tour.ipynb spark.ipynb
 
 A broker has to run (QUIVERLOG_BOOTSTRAP_SERVER). Cells run as a kernel would run them, in one
 namespace, without Jupyter: what a cell prints and its last value are its outputs. Tests run them
