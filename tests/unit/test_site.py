@@ -7,15 +7,50 @@ from pathlib import Path
 
 import pytest
 
+from quiverlog.cli.tools.docs import doors_of
 from scripts.site import ROOT, lay_out
 
 CONFIG = (ROOT / "mkdocs.yml").read_text()
+LANDING = (ROOT / "docs" / "README.md").read_text()
 
 
 def test_every_page_has_a_place_in_the_navigation() -> None:
     named = set(re.findall(r"^ +- ([\w-]+\.md)$", CONFIG, re.MULTILINE))
     pages = {path.name for path in (ROOT / "docs").glob("*.md")}
     assert pages - named == set()
+
+
+def test_the_doors_of_the_landing_page_are_those_of_the_navigation() -> None:
+    """So `quiverlog docs`, which reads the landing page, lists what the site has, in its order."""
+    of_the_site: dict[str, str] = {}
+    door = ""
+    for opened, page in re.findall(
+        r"^  - ([\w ]+):$|^ {6}- ([\w-]+)\.md$", CONFIG.partition("nav:\n")[2], re.MULTILINE
+    ):
+        door = opened or door
+        if page and (ROOT / "docs" / f"{page}.md").exists():
+            of_the_site[page] = door
+    listed = {page: door for page, door in doors_of(ROOT / "docs").items() if "/" not in page}
+    assert list(listed.items()) == list(of_the_site.items())
+    assert len(set(listed.values())) == 3
+
+
+def test_the_code_of_the_landing_page_is_that_of_the_readme() -> None:
+    """A test runs it there."""
+    (code,) = re.findall(r"^```python\n(.*?)^```", LANDING, re.MULTILINE | re.DOTALL)
+    assert code in (ROOT / "README.md").read_text()
+
+
+def test_a_diagram_fits_a_phone_and_a_console_stays_code(tmp_path: Path) -> None:
+    """Its lines are at most 72 characters, 8 pixels high on a phone; and each is found."""
+    lay_out(tmp_path / "pages")
+    found = 0
+    for page in (tmp_path / "pages").glob("*.md"):
+        for columns in re.findall(r'class="diagram" style="--columns: (\d+)"', page.read_text()):
+            found += 1
+            assert int(columns) <= 72, page.name
+    assert found >= 6
+    assert "```console" in (tmp_path / "pages" / "operating.md").read_text()
 
 
 def test_what_is_built_has_no_link_above_itself(tmp_path: Path) -> None:

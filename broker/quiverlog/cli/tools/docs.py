@@ -4,6 +4,7 @@ files (`share/doc/quiverlog/docs` under the environment's prefix)."""
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
@@ -15,9 +16,12 @@ from quiverlog.cli.console.failures import CommandFailed
 from quiverlog.cli.console.options import debug_option, format_option
 from quiverlog.cli.console.output import print_json, print_table
 
-__all__ = ["docs", "docs_directory"]
+__all__ = ["docs", "docs_directory", "doors_of"]
 
 _INSTALLED = Path("share", "doc", "quiverlog", "docs", "README.md")
+_DOOR = re.compile(r"^## (.+)$|^\| \[(.+?)\]\(([\w/-]+)\.md\) \|", re.MULTILINE)
+"""In docs/README.md: the heading of a door, or the title and the page of a row of its table."""
+_INSIDE = "Look inside"
 
 
 def docs_directory() -> Path:
@@ -44,9 +48,10 @@ def _complete(_ctx: click.Context, _: click.Parameter, begun: str) -> list[str]:
 @click.command()
 @click.argument("page", required=False, shell_complete=_complete)
 @click.option("--path", "show_path", is_flag=True, help="Print where the page or all pages are.")
+@click.option("--inside", is_flag=True, help="List the pages about protocol, files and decisions.")
 @format_option("table", "json")
 @debug_option
-def docs(page: str | None, show_path: bool, output_format: str) -> None:
+def docs(page: str | None, show_path: bool, inside: bool, output_format: str) -> None:
     """Read the guides; without PAGE list them.
 
     \b
@@ -57,7 +62,7 @@ def docs(page: str | None, show_path: bool, output_format: str) -> None:
     if page is None and show_path:
         print(directory)
     elif page is None:
-        _list(pages, output_format)
+        _list(directory, pages, inside, output_format)
     else:
         found = _named(pages, page)
         if show_path:
@@ -78,14 +83,44 @@ def _title(path: Path) -> str:
         return next((line[2:].strip() for line in file if line.startswith("# ")), path.stem)
 
 
-def _list(pages: dict[str, Path], output_format: str) -> None:
-    rows = [(name, _title(path)) for name, path in pages.items()]
+def doors_of(directory: Path) -> dict[str, str]:
+    """Return which door of the landing page leads to each page, in the order of that page."""
+    doors: dict[str, str] = {}
+    door = ""
+    text = (directory / "README.md").read_text("utf-8")
+    for match in _DOOR.finditer(text):
+        if match[1]:
+            door = match[1]
+        else:
+            doors[match[3]] = door
+    return doors
+
+
+def _list(directory: Path, pages: dict[str, Path], inside: bool, output_format: str) -> None:
+    doors = doors_of(directory)
+    in_order = [
+        *(page for page in doors if page in pages),
+        *(page for page in pages if page not in doors),
+    ]
+    rows = [
+        (page, _title(pages[page]), doors.get(page, _INSIDE))
+        for page in in_order
+        if page != "README" and (doors.get(page, _INSIDE) == _INSIDE) == inside
+    ]
     if output_format == "json":
         print_json(
-            [{"page": name, "title": title, "path": str(pages[name])} for name, title in rows]
+            [
+                {"page": page, "title": title, "door": door, "path": str(pages[page])}
+                for page, title, door in rows
+            ]
         )
-    else:
-        print_table(("page", "title"), rows)
+        return
+    print_table(("page", "title", "door"), rows)
+    if not inside:
+        print(
+            "`quiverlog docs --inside` lists protocol, files, architecture and decisions.",
+            file=sys.stderr,
+        )
 
 
 def _named(pages: dict[str, Path], page: str) -> Path:
