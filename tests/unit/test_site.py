@@ -43,7 +43,7 @@ def test_the_code_of_the_landing_page_is_that_of_the_readme() -> None:
 
 
 def test_a_diagram_fits_a_phone_and_a_console_stays_code(tmp_path: Path) -> None:
-    """Its lines are at most 72 characters, 8 pixels high on a phone; and each is found."""
+    """Lines of at most 72 characters are 8 pixels high on a phone."""
     lay_out(tmp_path / "pages")
     found = 0
     for page in (tmp_path / "pages").glob("*.md"):

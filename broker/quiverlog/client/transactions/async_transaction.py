@@ -307,12 +307,11 @@ class AsyncHolder:
         )
         self._learn(opened)
         try:
-            outcome = await self._asked_again(request, timeout_s)
+            return await self._asked_again(request, timeout_s)
         except (SequenceTaken, TransactionClosed, TransactionFenced):
-            outcome = "aborted"
+            return "aborted"
         except (SequenceTooOld, UnknownTransactionalId):
-            outcome = "unknown"  # Another client has held the id in between.
-        return outcome
+            return "unknown"  # Another client has held the id in between.
 
     async def _asked_again(self, request: CommitTransactionRequest, timeout_s: float) -> Outcome:
         decided = replace(request, wait=0)
@@ -678,9 +677,7 @@ class AsyncTransaction(AsyncStagedRows):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if os.getpid() != self._pid and error is not None:
-            return
-        if self._ended:
+        if self._ended or (os.getpid() != self._pid and error is not None):
             return
         if error is None:
             await self.commit()

@@ -301,12 +301,11 @@ class Holder:
         opened = self.run(open_transaction(self.cluster, self._request(), timeout_s=timeout_s))
         self._learn(opened)
         try:
-            outcome = self._asked_again(request, timeout_s)
+            return self._asked_again(request, timeout_s)
         except (SequenceTaken, TransactionClosed, TransactionFenced):
-            outcome = "aborted"
+            return "aborted"
         except (SequenceTooOld, UnknownTransactionalId):
-            outcome = "unknown"  # Another client has held the id in between.
-        return outcome
+            return "unknown"  # Another client has held the id in between.
 
     def _asked_again(self, request: CommitTransactionRequest, timeout_s: float) -> Outcome:
         decided = replace(request, wait=0)
@@ -665,9 +664,7 @@ class Transaction(StagedRows):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if os.getpid() != self._pid and error is not None:
-            return
-        if self._ended:
+        if self._ended or (os.getpid() != self._pid and error is not None):
             return
         if error is None:
             self.commit()
