@@ -62,7 +62,7 @@ _KEYS: Final = (
         "default",
         "The listener for connections between brokers, and the only one that serves their"
         " APIs. `default`: the one of `listen`. One with a name serves nothing to clients where"
-        " brokers prove that they are peers ([security.md](security.md)).",
+        " brokers prove that they are peers ([Security](security.md)).",
         because="the metadata and the other brokers have the address",
     ),
     Setting(
@@ -95,7 +95,7 @@ _KEYS: Final = (
         _TEXT,
         "",
         "A file with the cluster's secret, by which brokers prove to each other that they are"
-        " peers ([security.md](security.md)): one line, or two while it is replaced, the new one"
+        " peers ([Security](security.md)): one line, or two while it is replaced, the new one"
         " first. Others than its owner and group must not be able to read it. It is read again on"
         " SIGHUP, and when it has changed. Empty: this broker proves nothing.",
         because="proofs are asked for, or not, from the start",
@@ -135,7 +135,7 @@ _KEYS: Final = (
         "Controllers to ask for the cluster's metadata, as `id@host:port` of the listener between"
         " brokers; all brokers may have the same list. A new data directory of a broker that has it"
         " joins their quorum, without it the broker is a cluster of its own"
-        " ([cluster.md](cluster.md)). Needs `cluster.id`.",
+        " ([Forming a cluster](cluster.md)). Needs `cluster.id`.",
         read=read_seeds,
         label="id@host:port,...",
         because="they are asked at the start",
@@ -146,7 +146,7 @@ _KEYS: Final = (
         "",
         "Where controllers are now, as `id@host:port` of the listener between brokers: they count"
         " before those in the metadata, for a cluster whose addresses have all changed at once"
-        " ([cluster.md](cluster.md)). Take it out when the cluster has come up.",
+        " ([Forming a cluster](cluster.md)). Take it out when the cluster has come up.",
         read=read_seeds,
         label="id@host:port,...",
         because="they are asked at the start",
@@ -156,8 +156,8 @@ _KEYS: Final = (
         _CHOICE,
         "true",
         "Whether a broker with the role `controller` becomes a voter of the metadata quorum by"
-        " itself once it follows: two at a time, up to five voters ([cluster.md](cluster.md))."
-        " `false`: by `quiverlog quorum add` only.",
+        " itself once it follows: two at a time, up to five voters"
+        " ([Forming a cluster](cluster.md)). `false`: by `quiverlog quorum add` only.",
         choices=("true", "false"),
         because="brokers are registered with it; `quorum add` and `remove` change votes meanwhile",
     ),
@@ -180,7 +180,7 @@ _KEYS: Final = (
         limits.CONNECTIONS_MAX,
         "Connections of clients at once. More are answered TOO_MANY_CONNECTIONS and closed. Other"
         " brokers, and a few clients on this machine, have places of their own"
-        " ([broker.md](broker.md#places-for-connections)).",
+        " ([Running a broker](broker.md#places-for-connections)).",
         minimum=1,
         maximum=1_000_000,
         reloadable=True,
@@ -191,7 +191,7 @@ _KEYS: Final = (
         limits.CONNECTIONS_PER_ADDRESS_MAX,
         "Of these, connections from one address (of IPv6: one /64) at once; 127.0.0.1 counts, too."
         " More are answered TOO_MANY_CONNECTIONS_FROM_ADDRESS and closed. Raise it where many"
-        " clients share an address ([broker.md](broker.md#places-for-connections)).",
+        " clients share an address ([Running a broker](broker.md#places-for-connections)).",
         minimum=1,
         maximum=1_000_000,
         reloadable=True,
@@ -295,7 +295,7 @@ _KEYS: Final = (
         "true",
         "Whether the broker answers a client on this machine, which asks for it, with the files of"
         " `data.dir` in which rows lie, and the client reads them by itself"
-        " ([broker.md](broker.md#local-reads)). It needs the right to read them, which the"
+        " ([Running a broker](broker.md#local-reads)). It needs the right to read them, which the"
         " broker's own user alone has.",
         choices=("true", "false"),
         reloadable=True,
@@ -397,7 +397,7 @@ _KEYS: Final = (
         limits.FEATURE_LEVEL_MAX,
         "The newest feature level with which this broker registers. The cluster is not raised past"
         " it, and one that has been refuses this broker"
-        " ([operating.md](operating.md#upgrading-by-feature-levels)).",
+        " ([Operating a cluster](operating.md#upgrading-by-feature-levels)).",
         minimum=limits.FEATURE_LEVEL_MIN,
         maximum=limits.FEATURE_LEVEL_MAX,
         because="brokers are registered with it",

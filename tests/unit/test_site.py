@@ -36,6 +36,16 @@ def test_the_doors_of_the_landing_page_are_those_of_the_navigation() -> None:
     assert len(set(listed.values())) == 3
 
 
+def test_links_show_titles_and_not_names_of_files() -> None:
+    named = [
+        f"{page.name}: {name}"
+        for page in (ROOT / "docs").rglob("*.md")
+        for name in re.findall(r"\[([\w-]+\.md)\]\(", page.read_text())
+        if (ROOT / "docs" / name).exists()
+    ]
+    assert named == []
+
+
 def test_the_code_of_the_landing_page_is_that_of_the_readme() -> None:
     """A test runs it there."""
     (code,) = re.findall(r"^```python\n(.*?)^```", LANDING, re.MULTILINE | re.DOTALL)

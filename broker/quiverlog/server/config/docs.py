@@ -60,7 +60,7 @@ _RESTART_HEAD = """
 
 As the read-only settings of Kafka's brokers. `config set` refuses these with CONFIG_NEEDS_RESTART;
 give them to the process, and restart the brokers one after the other
-([operating.md](operating.md#restarting-brokers-one-after-the-other)).
+([Operating a cluster](operating.md#restarting-brokers-one-after-the-other)).
 
 """
 
