@@ -89,22 +89,20 @@ def register(spark: SparkSession, *, send: bool | None = None) -> None:
     """Register `quiverlog` in a session where Spark did not find it by itself.
 
     Spark searches once per JVM, with the interpreter of `PYSPARK_PYTHON`, or else the first
-    `python3` on the PATH. If quiverlog is not installed there, or was installed later, the session
-    answers `DATA_SOURCE_NOT_FOUND`; this call cures that. So does a write on a new thread,
-    in `foreachBatch` for example: call this on that thread. Where Spark has found it, nothing
-    changes.
+    `python3` on the PATH; without quiverlog there, it answers `DATA_SOURCE_NOT_FOUND`. So does a
+    write on a new thread, in `foreachBatch` for example: call this there. Where Spark has found it,
+    nothing changes.
 
     Args:
-        send: send quiverlog, and what it needs except pyarrow, from the driver's environment to the
-            workers, which need the same version of Python on the same system. Default: if the
-            workers' interpreter, as found on the driver's machine, lacks it. Not with Spark
-            Connect, whose server needs it installed.
+        send: send quiverlog, and what it needs except pyarrow, to the workers, which need the
+            same Python on the same system. Default: if their interpreter, as found on the driver's
+            machine, lacks it. Not with Spark Connect, whose server needs it installed.
 
     Raises:
         RuntimeError: PySpark is missing, or older than 4.0.
         WorkersLackPackage: Spark cannot plan with the workers' interpreter, or a Spark Connect
             server does not have quiverlog.
-        WorkersPythonDiffers: the workers' interpreter is of another version than the driver's.
+        WorkersPythonDiffers: the workers' interpreter is of another version.
     """
     _check_pyspark()
     from . import sending

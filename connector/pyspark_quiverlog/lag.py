@@ -1,7 +1,7 @@
 """The lag of a streaming query, from the progress that Spark reports.
 
 Spark 4.3 accepts no metrics from a Python source, but reports the log's end as `latestOffset` and
-the micro-batch's as `endOffset`. Bytes need a request to the brokers.
+the micro-batch's as `endOffset`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SourceLag:
 def source_lags(progress: Any) -> list[SourceLag]:
     """Return the lag of each quiverlog source in `query.lastProgress`, or in a listener's progress.
 
-    A source without an end of the log is left out, as in a micro-batch replayed after a restart.
+    A source without an end of the log is left out, as in a replay.
     """
     found = []
     for source in _get(progress, "sources") or ():
@@ -101,7 +101,7 @@ METRICS: Final = {
     "quiverlog.spark.lag.bytes": ("By", "Stored bytes of these rows, by source of the query."),
     "quiverlog.spark.micro.batch": ("{batch}", "Number of the query's last micro-batch."),
 }
-"""Gauges, by OpenTelemetry's name: unit, meaning. Prometheus writes `_` for `.`."""
+"""Gauges by OpenTelemetry's name: unit, meaning."""
 
 Sample = tuple[dict[str, str], int]
 
@@ -114,12 +114,11 @@ class _Seen:
 
 
 class LagListener(StreamingQueryListener):  # type: ignore[misc]
-    """Logs the lag that `source_lags` finds, after each micro-batch, and keeps it as metrics.
+    """Logs the lag that `source_lags` finds after each micro-batch; keeps it as metrics.
 
     `spark.streams.addListener(LagListener())` covers all queries of the session. It logs to
-    `pyspark_quiverlog.lag`, at `level`; with `bootstrap_servers` also the stored bytes, requested
-    for each source. `last` has the newest lags of running queries, by query id; `prometheus`,
-    `serve` and `instrument` give the same as metrics. A query that has ended has none.
+    `pyspark_quiverlog.lag`, at `level`; with `bootstrap_servers` also the stored bytes. `last` has
+    the newest lags of running queries, by query id.
     """
 
     def __init__(self, *, bootstrap_servers: str | None = None, level: int = logging.INFO) -> None:
@@ -163,21 +162,14 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
         return "\n".join(lines) + "\n"
 
     def serve(self, listen: str = "127.0.0.1:9464") -> str:
-        """Answer Prometheus at `/metrics` of this address, as long as the driver runs.
-
-        Returns:
-            The address, with the port that was free where 0 was given.
-        """
+        """Answer Prometheus at `/metrics` of this address; returns it, with the port for 0."""
         address = parse_address(listen, port_min=0)
         server = ThreadingHTTPServer((address.host, address.port), _handler(self.prometheus))
         Thread(target=server.serve_forever, name="quiverlog-lag", daemon=True).start()
         return f"{address.host}:{server.server_address[1]}"
 
     def instrument(self, meter_provider: MeterProvider | None = None) -> None:
-        """Give OpenTelemetry the metrics as gauges; call it once.
-
-        Args:
-            meter_provider: where they go; None: the global one.
+        """Give OpenTelemetry the metrics as gauges; by default its global provider.
 
         Raises:
             InvalidArgument: OpenTelemetry is not installed.

@@ -1,7 +1,6 @@
 """What this package refuses reaches Spark with one frame.
 
-Spark prints a Python error's traceback before its text: twenty lines of frames before the one
-sentence. The traceback is logged at DEBUG.
+Spark prints a Python error's traceback before its text; here it is logged at DEBUG.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ def in_one_frame(method: Callable[P, R]) -> Callable[P, R]:
 
 
 class RefusedStream(_compat.DataSourceStreamReader, _compat.SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """Raises at Spark's first call what was refused when the reader was made.
-
-    Where making it fails, PySpark up to 4.3 raises an UnboundLocalError of its own.
-    """
+    """Raises at Spark's first call: where making a reader fails, PySpark adds an error."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error

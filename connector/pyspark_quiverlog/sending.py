@@ -58,7 +58,7 @@ def is_missing_in(python: str) -> bool:
 
     Raises:
         WorkersLackPackage: Spark cannot plan with it at all, or it does not end in time.
-        WorkersPythonDiffers: it is of another minor version than the driver's.
+        WorkersPythonDiffers: it is of another version.
     """
     try:
         done = subprocess.run(
