@@ -79,7 +79,8 @@ def restore(client: quiverlog.Client, path: str, topic: str) -> None:
 
 def main(action: str, source: str, target: str, bootstrap: str | None = None) -> None:
     with quiverlog.connect(bootstrap) as client:
-        {"save": save, "restore": restore}[action](client, source, target)
+        act = {"save": save, "restore": restore}[action]
+        act(client, source, target)
 
 
 if __name__ == "__main__":
