@@ -1,8 +1,7 @@
 """Transactions with asyncio; `transaction.py` is generated from here.
 
-A client holds a transactional id from its first transaction on: under one instance, with one
-machine that stages rows. An abort, and a commit without an answer, end that; the next transaction
-begins anew.
+A client holds an id from its first transaction on, under one instance and with one machine that
+stages rows, until an abort or a commit without an answer.
 """
 
 from __future__ import annotations
@@ -73,7 +72,6 @@ if TYPE_CHECKING:
 __all__ = ["AsyncAttempt", "AsyncHolder", "AsyncStagedFuture", "AsyncStager", "AsyncTransaction"]
 
 _INSTANCE_BYTES: Final = 16
-_ATTEMPT_BYTES: Final = TRANSACTION_ATTEMPT_BYTES
 _SIGNS_PER_TIMEOUT: Final = 3
 _TOPIC_AGE_MAX_S: Final = 1.0
 """A transaction takes metadata of its topics that are so old: many a second share a question."""
@@ -404,7 +402,7 @@ class AsyncStagedRows:
         self._buffer_bytes = complete.buffer_bytes
         with self._hosted.lock:
             self._core.begin(
-                holder.name, holder.epoch, sequence, os.urandom(_ATTEMPT_BYTES), complete
+                holder.name, holder.epoch, sequence, os.urandom(TRANSACTION_ATTEMPT_BYTES), complete
             )
 
     def __repr__(self) -> str:

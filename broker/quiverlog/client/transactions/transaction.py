@@ -71,7 +71,6 @@ if TYPE_CHECKING:
 __all__ = ["Attempt", "Holder", "StagedFuture", "Stager", "Transaction"]
 
 _INSTANCE_BYTES: Final = 16
-_ATTEMPT_BYTES: Final = TRANSACTION_ATTEMPT_BYTES
 _SIGNS_PER_TIMEOUT: Final = 3
 _TOPIC_AGE_MAX_S: Final = 1.0
 """A transaction takes metadata of its topics that are so old: many a second share a question."""
@@ -395,7 +394,7 @@ class StagedRows:
         self._buffer_bytes = complete.buffer_bytes
         with self._hosted.lock:
             self._core.begin(
-                holder.name, holder.epoch, sequence, os.urandom(_ATTEMPT_BYTES), complete
+                holder.name, holder.epoch, sequence, os.urandom(TRANSACTION_ATTEMPT_BYTES), complete
             )
 
     def __repr__(self) -> str:
