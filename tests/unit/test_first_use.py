@@ -28,6 +28,7 @@ ALLOWED = {
     "broker/quiverlog/batch/structure.py _passed": "a function of its key, read whole",
     "broker/quiverlog/batch/structure.py _plans": "a function of its key, read whole",
     "broker/quiverlog/cli/console/streams.py _kept": "before any thread",
+    "broker/quiverlog/client/base/opening.py __getattr__": "a method, which raises",
     "broker/quiverlog/client/drivers/name_lookup.py _under_way": (
         "setdefault; its own thread removes it"
     ),

@@ -33,6 +33,7 @@ EXCEPTIONS: Final[dict[str, str]] = {
     **dict.fromkeys(
         [
             "connector/pyspark_quiverlog/lag.py:LagListener",
+            "connector/pyspark_quiverlog/lag.py:instrument",
             "broker/quiverlog/otel.py:instrument",
             "broker/quiverlog/otel.py:uninstrument",
             "broker/quiverlog/client/consumer/async_reading.py:to_polars",

@@ -32,6 +32,8 @@ def asyncio_only(kind: K) -> K:
 
 
 def _refusing(kind: K, names: tuple[str, ...], message: str) -> K:
+    assert not vars(kind).keys() & set(names), "a method of the class would be lost"
+
     def refuse(*_arguments: object) -> NoReturn:
         raise TypeError(message)
 

@@ -338,6 +338,7 @@ class BlockingDriver:
             return self._run(operation)
         finally:
             with self._lock:
+                assert self._operations > 0, "this one is counted"
                 self._operations -= 1
             if self._closed:
                 self._close_started()
