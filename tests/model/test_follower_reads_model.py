@@ -19,6 +19,8 @@ from quiverlog.client.consumer.options import ConsumerOptions
 from quiverlog.client.rows.decoding import ConsumerBatch
 from quiverlog.client.tables.fetcher import PartitionFetcher
 from quiverlog.errors import LogTruncated, OffsetOutOfRange, QuiverlogError
+from tests.support import follower_world
+from tests.support.follower_copies import View
 from tests.support.follower_world import LIES, PARTITIONS, World
 
 T = TypeVar("T")
@@ -68,8 +70,9 @@ class Reader:
             assert rows == partition.committed[: len(rows)], "other rows than those committed"
 
     def is_done(self, world: World) -> bool:
-        ends = [len(partition.committed) for partition in world.partitions]
-        return [len(rows) for rows in self.rows] == ends
+        """As many rows as there are can be other rows, or those of a leader that was deposed."""
+        all_rows = [partition.committed for partition in world.partitions]
+        return world.is_settled and self.rows == all_rows
 
 
 def read(world: World, core: ConsumerCore, reader: Reader, until_s: float) -> None:
@@ -149,6 +152,72 @@ def test_an_unclean_election_is_noticed(seed: int, fetch_from: str) -> None:
     except (LogTruncated, OffsetOutOfRange):
         return
     reader.check(world)
+
+
+def elect(world: World, leader: int, up: set[int]) -> None:
+    """It leads alone, and those that are up receive it."""
+    world.up = up
+    for number, partition in enumerate(world.partitions):
+        partition.truth = View(leader, partition.truth.leader_epoch + 1, (leader,))
+        partition.acked.clear()
+        while any(partition.copies[node].view != partition.truth for node in up):
+            world._learn(number, partition)
+
+
+def read_rows(world: World, fetch_from: str) -> tuple[ConsumerCore, Reader]:
+    """A reader of three rows that node 1 alone has."""
+    world.heal()
+    elect(world, 1, {1})
+    for _ in range(3):
+        world.produce(0)
+    core, reader = consumer(world, fetch_from), Reader()
+    world.run(core.open())
+    read(world, core, reader, world.now_s + 10)
+    assert len(reader.rows[0]) == 3
+    return core, reader
+
+
+@pytest.mark.parametrize("others", [2, 3, 4])
+@pytest.mark.parametrize("fetch_from", ["leader", "follower", "nearest"])
+def test_rows_that_were_read_and_replaced_are_noticed(
+    fetch_from: str, others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower_world, "ROWS_MAX", 1)
+    world = World(0, unclean=True)
+    core, reader = read_rows(world, fetch_from)
+    elect(world, 2, {2, 3})
+    for _ in range(others):
+        world.produce(0)
+    copy = world.partitions[0].copies[3]
+    while copy.view.in_sync != (2, 3) or copy.log.high_watermark < others:
+        world.step()
+    assert not reader.is_done(world)
+    with pytest.raises(LogTruncated, match="diverges from offset 0 on"):
+        read(world, core, reader, world.now_s + RECOVERY_S)
+    assert len(reader.rows[0]) == 3
+
+
+@pytest.mark.parametrize("fetch_from", ["leader", "follower", "nearest"])
+def test_rows_that_are_back_before_the_reader_asks_are_not_lost(
+    fetch_from: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are compared with those of the last leader, once that one leads."""
+    monkeypatch.setattr(follower_world, "ROWS_MAX", 1)
+    world = World(0, unclean=True)
+    core, reader = read_rows(world, fetch_from)
+    elect(world, 2, set())
+    assert reader.rows[0] == world.partitions[0].committed
+    assert not reader.is_done(world), "they are not yet those of the leader"
+    elect(world, 2, {2})
+    for _ in range(3):
+        world.produce(0)
+    elect(world, 1, set())
+    assert len(reader.rows[0]) == len(world.partitions[0].committed) == 3
+    assert not reader.is_done(world)
+    world.up = {1, 3}
+    read(world, core, reader, world.now_s + RECOVERY_S)
+    reader.check(world)
+    assert reader.is_done(world)
 
 
 class Client:

@@ -213,6 +213,11 @@ class World(ClientDriver):
             partition.truth = View(leader, truth.leader_epoch + 1, in_sync or (leader,))
             partition.acked.clear()
 
+    @property
+    def is_settled(self) -> bool:
+        """The leaders have received that they lead: until then a deposed one may be `committed`."""
+        return all(one.copies[one.truth.leader].view == one.truth for one in self.partitions)
+
     def is_up(self, port: int) -> bool:
         """Nodes are known by their ports."""
         return port in self.up
