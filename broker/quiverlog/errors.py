@@ -112,6 +112,7 @@ __all__ = [
     "VoterChangePending",
     "VoterNotReady",
     "WorkersLackPackage",
+    "WorkersPythonDiffers",
     "WrongCluster",
     "WrongListener",
     "WrongNode",

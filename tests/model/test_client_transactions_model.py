@@ -73,12 +73,17 @@ BUGS: dict[str, tuple[Mutation, ...]] = {
     "not asked again behind the end of the epoch": (
         Mutation(
             f"{HOLDER}._resolve",
-            "outcome = self._asked_again(request, timeout_s)",
-            'outcome = "committed" if opened.last_sequence >= request.sequence else "aborted"',
+            "return self._asked_again(request, timeout_s)\n    except (",
+            'return "committed" if opened.last_sequence >= request.sequence else "aborted"\n'
+            "    except (",
         ),
     ),
     "a later sequence is called an abort": (
-        Mutation(f"{HOLDER}._resolve", 'outcome = "unknown"', 'outcome = "aborted"'),
+        Mutation(
+            f"{HOLDER}._resolve",
+            'return "unknown"  # Another client',
+            'return "aborted"  # Another client',
+        ),
     ),
     "what a forgotten id has committed is called an abort": (
         Mutation(
