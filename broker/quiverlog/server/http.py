@@ -25,6 +25,10 @@ from quiverlog.server.observe.metrics import ServerMetrics
 
 __all__ = ["HttpServer", "prefers_openmetrics"]
 
+PAGE_S: Final = 1.0
+"""For so long a page is answered again: for each one the broker asks all others."""
+_PAGE: Final = "page"
+
 HEAD_BYTES_MAX: Final = 8_192
 """Bound on all bytes of a connection up to the end of its request's head."""
 _HEAD_S_MAX: Final = 5.0
@@ -140,7 +144,7 @@ class HttpServer:
         assert self._render_page is not None
         render = self._render_page
         return await self._rendered_once(
-            "page", lambda: (render().encode(), "text/html; charset=utf-8")
+            _PAGE, lambda: (render().encode(), "text/html; charset=utf-8")
         )
 
     async def _rendered_once(
@@ -156,12 +160,13 @@ class HttpServer:
         return web.Response(body=text, headers={"Content-Type": content_type})
 
     def _rendered(self, kind: str, done: asyncio.Future[tuple[bytes, str]]) -> None:
-        del self._rendering[kind]
+        if kind == _PAGE:
+            asyncio.get_running_loop().call_later(PAGE_S, self._rendering.pop, kind)
+        else:
+            del self._rendering[kind]
         if not done.cancelled() and (error := done.exception()) is not None:
-            if kind == "page":
-                self.log.error("the page cannot be rendered", error=repr(error))
-            else:
-                self.log.error("metrics cannot be rendered", error=repr(error))
+            what = "the page" if kind == _PAGE else "metrics"
+            self.log.error(f"{what} cannot be rendered", error=repr(error))
 
     async def _answer_healthz(self, _request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})

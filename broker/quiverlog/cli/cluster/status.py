@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Final
@@ -48,8 +49,7 @@ def status(watch: float | None, bootstrap: str, timeout_s: float, output_format:
     from quiverlog.cli.console.cluster_health import is_healthy
     from quiverlog.cli.console.output import print_json
 
-    def show() -> Seen:
-        seen = _seen(bootstrap, timeout_s)
+    def show(seen: Seen) -> None:
         if watch is not None:
             clear_screen(sys.stdout)
             print(f"{datetime.now().astimezone():%H:%M:%S}, every {watch:g} s\n")
@@ -57,10 +57,10 @@ def status(watch: float | None, bootstrap: str, timeout_s: float, output_format:
             print_json(status_json(seen))
         else:
             print_status(seen)
-        return seen
 
     if watch is None:
-        seen = show()
+        seen = _seen(bootstrap, timeout_s)
+        show(seen)
         if not is_healthy(seen.found, seen.probes):
             raise click.exceptions.Exit(ExitCode.FAILED)
         return
@@ -68,12 +68,14 @@ def status(watch: float | None, bootstrap: str, timeout_s: float, output_format:
         raise click.UsageError("--watch is for a table: repeat the command for JSON.")
     while True:
         try:
-            show()
+            seen = _seen(bootstrap, timeout_s)
         except Exception as error:  # The reason to watch may be that nothing answers.
             text, code = explain(error)
             if code not in (ExitCode.FAILED, ExitCode.UNREACHABLE):
                 raise
             print(f"quiverlog: {one_line(text)}", file=sys.stderr)
+        else:
+            show(seen)
         print(flush=True)
         time.sleep(watch)
 
@@ -117,6 +119,9 @@ def status_page(address: str, why_not_ready: str) -> str:
     if seen is None:
         reason = why_not_ready or "it does not answer in time"
         return _page("not known", f"<p>This broker: {escape(reason)}.</p>")
+    # The others' addresses are those for clients, and need not lead to them from here: those of
+    # containers do not. Silence there proves nothing; the controller judges.
+    seen = replace(seen, probes=[one for one in seen.probes if one.answers])
     if seen.found.is_current:
         limits = {"connect_timeout": _PAGE_S / 2, "request_timeout": _PAGE_S / 2}
         # Warnings alone are missing without these answers.

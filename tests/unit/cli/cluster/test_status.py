@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from click.testing import CliRunner
 
 from quiverlog.cli import main
 from quiverlog.cli.cluster import status
@@ -58,7 +60,7 @@ def test_the_page_has_the_judgement_of_the_command(
     page = status_page("h:9001", "")
     assert "<title>quiverlog: not healthy</title>" in page
     assert looked_at[-1] is not None
-    for one in findings(looked_at[-1].found, looked_at[-1].probes):
+    for one in findings(looked_at[-1].found):
         assert one.text in page
     assert "<td>takes clients</td>" in page
     assert "&lt;b&gt;" in page
@@ -71,6 +73,15 @@ def test_a_healthy_cluster_has_nothing_to_do(looked_at: list[Seen | None]) -> No
     assert "<title>quiverlog: healthy</title>" in page
     assert "<p>Nothing.</p>" in page
     assert "<td>fenced: no controller</td>" in page
+
+
+def test_other_brokers_are_judged_by_the_controller(looked_at: list[Seen | None]) -> None:
+    # Their addresses for clients need not lead to them from here: those of containers do not.
+    looked_at.append(seen())
+    page = status_page("h:9001", "")
+    assert "<title>quiverlog: healthy</title>" in page
+    assert "<td>3 of 3 live, 2 answer this machine</td>" in page
+    assert "<p>Nothing.</p>" in page
 
 
 def test_a_broker_that_starts_shows_why_it_takes_no_clients(looked_at: list[Seen | None]) -> None:
@@ -111,6 +122,16 @@ def test_a_watch_goes_on_while_nothing_answers(
     assert "Nothing to do." in captured.out
     assert "without a leader" in captured.out
     assert "quiverlog: down" in captured.err
+
+
+def test_a_watch_ends_when_its_reader_does(
+    moments: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments += [Seen(cluster()), Seen(cluster())]
+    monkeypatch.setattr(status, "clear_screen", Mock(side_effect=BrokenPipeError))
+    ended = CliRunner().invoke(status.status, ["--watch", "500ms"])
+    assert isinstance(ended.exception, BrokenPipeError)
+    assert len(moments) == 1
 
 
 def test_a_watch_is_for_people(moments: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
