@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from quiverlog.addresses import parse_address, parse_addresses
+from quiverlog.addresses import Address, parse_address, parse_addresses
 from quiverlog.client.base.arguments import counted, extra
-from quiverlog.errors import QuiverlogError
+from quiverlog.errors import InvalidArgument, QuiverlogError
 from quiverlog.types import TopicPartition
 from quiverlog.version import VERSION
 
@@ -102,6 +104,8 @@ METRICS: Final = {
     "quiverlog.spark.micro.batch": ("{batch}", "Number of the query's last micro-batch."),
 }
 """Gauges by OpenTelemetry's name: unit, meaning."""
+_REQUEST_S: Final = 10.0
+"""A connection has a thread, and this long to send its request."""
 
 Sample = tuple[dict[str, str], int]
 
@@ -162,11 +166,19 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
         return "\n".join(lines) + "\n"
 
     def serve(self, listen: str = "127.0.0.1:9464") -> str:
-        """Answer Prometheus at `/metrics` of this address; returns it, with the port for 0."""
+        """Answer Prometheus at `/metrics` of this address; returns it, with the port for 0.
+
+        Raises:
+            InvalidArgument: another program has the address, or it is none of this machine.
+        """
         address = parse_address(listen, port_min=0)
-        server = ThreadingHTTPServer((address.host, address.port), _handler(self.prometheus))
+        try:
+            server = _Server(address, _handler(self.prometheus))
+        except OSError as error:
+            reason = f"{address}: {error.strerror}. Take another address, or port 0 for a free one."
+            raise InvalidArgument(reason) from error
         Thread(target=server.serve_forever, name="quiverlog-lag", daemon=True).start()
-        return f"{address.host}:{server.server_address[1]}"
+        return str(Address(address.host, server.server_address[1]))
 
     def instrument(self, meter_provider: MeterProvider | None = None) -> None:
         """Give OpenTelemetry the metrics as gauges; by default its global provider.
@@ -214,8 +226,21 @@ def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
+class _Server(ThreadingTCPServer):
+    """Not `HTTPServer`, which looks up its host's name: seconds where no name server answers."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, address: Address, handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        super().__init__(address, handler)
+
+
 def _handler(text: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        timeout = _REQUEST_S
+
         def do_GET(self) -> None:
             body = text().encode() if self.path == "/metrics" else b""
             self.send_response(200 if body else 404)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import urllib.error
 import urllib.request
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from pyspark_quiverlog import LagListener, pool, source_lags
 from pyspark_quiverlog.lag import METRICS
-from quiverlog.errors import ConnectionFailed
+from quiverlog.errors import ConnectionFailed, InvalidArgument
 from quiverlog.types import TopicPartition
 
 ID = "0" * 32
@@ -146,6 +147,23 @@ def test_prometheus_finds_it_at_an_address(monkeypatch: pytest.MonkeyPatch) -> N
         assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"http://{address}/", timeout=10)
+
+
+def test_an_address_of_ipv6_is_returned_in_brackets() -> None:
+    assert LagListener().serve("[::1]:0").startswith("[::1]:")
+
+
+def test_an_address_that_is_taken_is_named() -> None:
+    taken = LagListener().serve("127.0.0.1:0")
+    with pytest.raises(InvalidArgument, match=f"{taken}: Address already in use. Take another"):
+        LagListener().serve(taken)
+
+
+def test_a_connection_without_a_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark_quiverlog.lag._REQUEST_S", 0.05)
+    host, _, port = LagListener().serve("127.0.0.1:0").partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as silent:
+        assert silent.recv(1) == b""
 
 
 def test_the_lag_as_gauges_of_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
