@@ -155,7 +155,7 @@ def test_an_unclean_election_is_noticed(seed: int, fetch_from: str) -> None:
 
 
 def elect(world: World, leader: int, up: set[int]) -> None:
-    """It leads alone, and those that are up receive it."""
+    """Elect `leader`, which is alone; the brokers of `up` receive the new view."""
     world.up = up
     for number, partition in enumerate(world.partitions):
         partition.truth = View(leader, partition.truth.leader_epoch + 1, (leader,))
@@ -201,7 +201,7 @@ def test_rows_that_were_read_and_replaced_are_noticed(
 def test_rows_that_are_back_before_the_reader_asks_are_not_lost(
     fetch_from: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its rows are compared with those of the last leader, once that one leads."""
+    """The reader's rows are compared with those of the last leader, once that one leads."""
     monkeypatch.setattr(follower_world, "ROWS_MAX", 1)
     world = World(0, unclean=True)
     core, reader = read_rows(world, fetch_from)

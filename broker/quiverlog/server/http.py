@@ -26,7 +26,7 @@ from quiverlog.server.observe.metrics import ServerMetrics
 __all__ = ["HttpServer", "prefers_openmetrics"]
 
 PAGE_S: Final = 1.0
-"""For so long a page is answered again: for each one the broker asks all others."""
+"""A page of this age is answered again: for a new one the broker asks all others."""
 _PAGE: Final = "page"
 
 HEAD_BYTES_MAX: Final = 8_192

@@ -28,6 +28,8 @@ C = TypeVar("C", bound=_Closable)
 class Opening(Generic[C]):
     """Opens a client, producer or reader by `await`, or by `async with`, which closes it."""
 
+    _is_used = True
+
     def __init__(self, open_: Callable[[], Awaitable[C]]) -> None:
         self._open = open_
         self._opened: C | None = None
@@ -64,6 +66,8 @@ class Opening(Generic[C]):
     if not TYPE_CHECKING:  # To a type checker there is no such attribute.
 
         def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):  # Of Python's protocols; a copy has not even `_open` yet.
+                raise AttributeError(name)
             raise AttributeError(
                 f"No {name!r}: {self._what()} is not opened yet; `await` it, or use it with "
                 "`async with`.",

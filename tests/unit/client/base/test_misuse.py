@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
 from collections.abc import Iterator
@@ -104,3 +105,9 @@ def test_an_opening_that_was_used_is_awaitable_and_warns_of_nothing(broker: Scri
     opening.__await__().close()
     del opening
     gc.collect()
+
+
+def test_an_opening_can_be_copied(broker: ScriptedBroker) -> None:
+    opening = quiverlog.aio.connect(broker.bootstrap)
+    opening.__await__().close()
+    assert repr(copy.copy(opening)) == repr(opening)
