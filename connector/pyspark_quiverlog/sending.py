@@ -80,7 +80,8 @@ def is_missing_in(python: str) -> bool:
             f"PYSPARK_PYTHON is {python}, which did not end within {_LOOK_S_MAX} s when asked for "
             "its packages: run it by hand, or name an interpreter that starts."
         ) from error
-    version, _, names = done.stdout.strip().partition("\n")
+    # The last two lines: an interpreter's wrapper may print before them.
+    version, names = ["", "", *done.stdout.splitlines()][-2:]
     missing = set(names.split(",")) - {""}
     if done.returncode or "pyarrow" in missing:
         raise WorkersLackPackage(

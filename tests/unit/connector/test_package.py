@@ -226,9 +226,12 @@ def script(path: Path, words: str) -> str:
     return str(path)
 
 
-def test_workers_that_have_it_are_sent_nothing() -> None:
+@pytest.mark.parametrize("banner", ["", "echo activated 3.8; "])
+def test_workers_that_have_it_are_sent_nothing(tmp_path: Path, banner: str) -> None:
+    """A wrapper or `sitecustomize` of theirs may print something of its own."""
     registered: list[type] = []
-    pyspark_quiverlog.register(session_of(sys.executable, registered))
+    python = script(tmp_path / "python", f'{banner}exec {sys.executable} "$@"')
+    pyspark_quiverlog.register(session_of(python, registered))
     assert registered == [pyspark_quiverlog.DefaultSource]
 
 
