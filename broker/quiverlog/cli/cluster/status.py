@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["status", "status_page"]
 
 _PAGE_S: Final = 4.0
-"""Below `http.timeout.ms`."""
+"""For the look at the brokers; each question for warnings after it takes at most half as long."""
 _STYLE: Final = (
     "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:75em;padding:0 1em}"
     "table{border-collapse:collapse;display:block;overflow-x:auto}"
