@@ -106,6 +106,8 @@ class Host:
         """How often the node was called."""
         self.log_lines: list[str] = []
         self.plant: Plant = nullcontext
+        self.made: Callable[[Node], None] = lambda node: None
+        """Called with each new process, before it starts."""
         self.secrets: ClusterSecrets = NO_SECRETS
         self.nonces = random.Random(f"nonces-{node_id}-{world.scenario.seed}")
         self.cluster_id = ""
@@ -141,6 +143,7 @@ class Host:
         disk: Disk = self.disk
         node = Node(self.config(), disk, entropy=self.rng.randbytes, metrics=NodeMetrics())
         self.node = node
+        self.made(node)
         if self.wall_offset_us and not self.can_judge_clock:
             self.wall_offset_us = 0
         self._guarded(lambda: node.start(self.now), starting=True)

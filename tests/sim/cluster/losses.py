@@ -1,14 +1,18 @@
 """Reports the faults that had the right to take rows to the checkers that would else complain.
 
-Owns: unclean elections (from the log of the controller that applies one) and machines that lose
-their power, and what follows for the promises and for the comparison of copies.
+Owns: unclean elections (from the records that brokers apply: the first that applies one may be one
+that starts, which does not log it) and machines that lose their power, and what follows for the
+promises and for the comparison of copies.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING
 
+from quiverlog.core.controller.records import PartitionChangeRecord, Record
+from quiverlog.node.node import Node
+from quiverlog.types import Now
 from tests.sim.checker import Key
 from tests.sim.host import Host
 
@@ -20,18 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Losses"]
 
-_UNCLEAN = re.compile(
-    r"error unclean election \{'partition': '.+-(\d+)', 'topic_id': '([0-9a-f]+)', 'leader': \d+,"
-    r" 'leader_epoch': (\d+)"
-)
-
 
 class Losses:
     def __init__(self, cluster: Cluster, checker: ClusterChecker, *, keeps_flushed: bool) -> None:
         self._cluster = cluster
         self._checker = checker
         self._keeps_flushed = keeps_flushed
-        self._lines_read: dict[int, int] = {}
         self._elections: set[tuple[Key, int]] = set()
         checker.committed_end = cluster.invariants.committed_end
         checker.all_are_down = lambda: all(host.node is None for host in cluster.hosts)
@@ -39,17 +37,31 @@ class Losses:
         cluster.world.on_died.append(self._died)
         for host in cluster.hosts:
             host.looked = self._look
+            host.made = self._watch
 
     def _look(self, host: ClusterHost) -> None:
-        begin = self._lines_read.get(host.node_id, 0)
-        if len(host.log_lines) > begin:
-            for line in host.log_lines[begin:]:
-                found = _UNCLEAN.match(line)
-                if found:
-                    self._unclean((bytes.fromhex(found[2]), int(found[1])), int(found[3]))
-            self._lines_read[host.node_id] = len(host.log_lines)
         self._cluster.invariants.look(host)
         self._cluster.aimed.looked(host)
+
+    def _watch(self, node: Node) -> None:
+        """Look at each record that this broker applies, in its start too."""
+        metadata = node.broker.metadata
+        on_applied, on_replayed = metadata._on_applied, metadata._on_replayed
+
+        def applied(records: Sequence[Record], made: Set[str] | None, now: Now) -> None:
+            self._look_at_records(records)
+            on_applied(records, made, now)
+
+        def replayed(records: Sequence[Record], version: int) -> None:
+            self._look_at_records(records)
+            on_replayed(records, version)
+
+        metadata._on_applied, metadata._on_replayed = applied, replayed
+
+    def _look_at_records(self, records: Sequence[Record]) -> None:
+        for record in records:
+            if isinstance(record, PartitionChangeRecord) and record.unclean:
+                self._unclean((record.topic_id, record.partition), record.leader_epoch)
 
     def _unclean(self, key: Key, epoch: int) -> None:
         """By its id: the topic may be gone already, or its name another's."""
