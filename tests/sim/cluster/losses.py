@@ -31,6 +31,8 @@ class Losses:
         self._checker = checker
         self._keeps_flushed = keeps_flushed
         self._elections: set[tuple[Key, int]] = set()
+        self._applied: list[PartitionChangeRecord] = []
+        """Not looked at yet: a violation that is raised inside of the broker would be its error."""
         checker.committed_end = cluster.invariants.committed_end
         checker.all_are_down = lambda: all(host.node is None for host in cluster.hosts)
         cluster.on_all_power.append(self._all_power)
@@ -40,6 +42,9 @@ class Losses:
             host.made = self._watch
 
     def _look(self, host: ClusterHost) -> None:
+        for record in self._applied:
+            self._unclean((record.topic_id, record.partition), record.leader_epoch)
+        self._applied.clear()
         self._cluster.invariants.look(host)
         self._cluster.aimed.looked(host)
 
@@ -49,19 +54,21 @@ class Losses:
         on_applied, on_replayed = metadata._on_applied, metadata._on_replayed
 
         def applied(records: Sequence[Record], made: Set[str] | None, now: Now) -> None:
-            self._look_at_records(records)
+            self._note(records)
             on_applied(records, made, now)
 
         def replayed(records: Sequence[Record], version: int) -> None:
-            self._look_at_records(records)
+            self._note(records)
             on_replayed(records, version)
 
         metadata._on_applied, metadata._on_replayed = applied, replayed
 
-    def _look_at_records(self, records: Sequence[Record]) -> None:
-        for record in records:
-            if isinstance(record, PartitionChangeRecord) and record.unclean:
-                self._unclean((record.topic_id, record.partition), record.leader_epoch)
+    def _note(self, records: Sequence[Record]) -> None:
+        self._applied += [
+            record
+            for record in records
+            if isinstance(record, PartitionChangeRecord) and record.unclean
+        ]
 
     def _unclean(self, key: Key, epoch: int) -> None:
         """By its id: the topic may be gone already, or its name another's."""

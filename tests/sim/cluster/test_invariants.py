@@ -267,6 +267,7 @@ def test_an_unclean_election_counts_though_only_a_broker_that_starts_applies_it(
     """It logs nothing then. Simulated seed 900709688 had one, and its lost rows were complained
     of."""
     rules = Invariants()
+    rules.look = Mock()  # type: ignore[method-assign]
     rules.committed(KEY, "t-0 on node-1", 0, 7, 1)
     host = SimpleNamespace()
     cluster: Any = SimpleNamespace(
@@ -274,13 +275,16 @@ def test_an_unclean_election_counts_though_only_a_broker_that_starts_applies_it(
         on_all_power=[],
         world=SimpleNamespace(on_died=[], faults=Counter()),
         hosts=[host],
+        aimed=Mock(),
     )
     Losses(cluster, ClusterChecker(), keeps_flushed=False)
     metadata = SimpleNamespace(_on_applied=Mock(), _on_replayed=Mock())
     host.made(SimpleNamespace(broker=SimpleNamespace(metadata=metadata)))
     elected = partial(PartitionChangeRecord, *KEY, leader_id=0, in_sync_replicas=(0,))
     metadata._on_replayed([elected(leader_epoch=3)], 11)
+    host.looked(host)
     assert rules.committed_end(KEY) == 7
     metadata._on_replayed([elected(leader_epoch=4, unclean=True)], 12)
+    host.looked(host)
     assert rules.committed_end(KEY) == 0
     assert cluster.world.faults == {"unclean election": 1}
