@@ -4,8 +4,8 @@
 #   make PYTHON=/path/to/python   the interpreter that .venv is made of
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs site package matrix lock test-again sim sim-bugs chaos failover \
-	steady setup clean
+.PHONY: help demo test test-long test-again lint bench docs site package matrix lock sim sim-bugs chaos \
+	failover steady setup clean
 export PYTHON
 
 ARGS ?=
@@ -23,9 +23,13 @@ demo:  ## Real flights through client, broker, disk, Spark and back (needs Java 
 	@scripts/setup.sh --java demo
 	@$(RUN) quiverlog demo $(ARGS)
 
-test:  ## All tests: unit, model, simulation, broker processes, real Spark
+test:  ## The tests before a commit: unit, model, simulation, broker processes, real Spark
 	@scripts/setup.sh --java
 	@$(RUN) scripts/test.sh $(ARGS)
+
+test-long:  ## The other tests: more of each kind
+	@scripts/setup.sh --java
+	@$(RUN) scripts/test.sh --long $(ARGS)
 
 test-again:  ## The tests that failed last, one by one: those that pass are flaky
 	@$(RUN) scripts/test_again.sh

@@ -6,7 +6,9 @@ which nothing was tested is a failure. Not here: any test by name.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 import shutil
 import sys
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 # would not see what is left to the interpreter's end.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
+LEFT_VARIABLE = "QUIVERLOG_TESTS_LEFT"
 NO_TESTS_RAN = pytest.ExitCode.NO_TESTS_COLLECTED
 
 # No deadlines: two processes share two cores with a JVM, and a slow example is not a wrong one.
@@ -68,13 +71,31 @@ def pytest_asyncio_loop_factories(
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """What is collected stays: looking for garbage in it took a quarter of the time."""
     gc.disable()
     try:
+        import_a_share(session.config)
         return (yield)
     finally:
         gc.enable()
+
+
+def import_a_share(config: pytest.Config) -> None:
+    """Each process of a run compiles its part of the tests, then finds what the others compiled.
+
+    In a fresh clone each would otherwise compile all of them, since all collect in one order.
+    """
+    worker = getattr(config, "workerinput", None)
+    if worker is None:
+        return
+    places = [config.invocation_params.dir / arg.partition("::")[0] for arg in config.args]
+    files = sorted(path for place in places for path in place.rglob("test_*.py"))
+    for path in files[int(worker["workerid"][2:]) :: worker["workercount"]]:
+        # Collection meets the same error and reports it.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            name = path.relative_to(config.rootpath).with_suffix("")
+            importlib.import_module(".".join(name.parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -82,7 +103,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     They also stay in the process that began with them, which has their simulated results.
     """
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """How many tests are left to `make test-long`, for the last words of scripts/test.sh."""
+    place = os.environ.get(LEFT_VARIABLE)
+    if place and not items[0].config.option.keyword:
+        left = sum(item.get_closest_marker("long") is not None for item in items)
+        Path(place).write_text(str(left))
 
 
 def pytest_collection_finish() -> None:

@@ -12,7 +12,7 @@ KILLS = 3
 RESUMES_WITHIN_S = 3.0
 
 
-@pytest.mark.long
+@pytest.mark.first
 @pytest.mark.process
 async def test_writes_go_on_after_the_leader_is_killed(capsys: pytest.CaptureFixture[str]) -> None:
     found = await failover(KILLS, 1, lambda _: None)

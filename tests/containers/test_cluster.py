@@ -111,6 +111,7 @@ def streaming(*args: Any) -> Iterator[Stream]:
         stream.stop()
 
 
+@pytest.mark.long
 def test_spark_loses_and_repeats_nothing_while_leaders_fail(
     cluster: ContainerCluster, client: Client, spark: Any, tmp_path: Path
 ) -> None:

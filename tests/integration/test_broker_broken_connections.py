@@ -276,8 +276,14 @@ def begun(scene: Scene, what: str) -> Iterator[RawClient]:
         yield client
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("what", UNDER_WAY)
+@pytest.mark.parametrize(
+    ("what", "end"),
+    [
+        pytest.param(what, end, marks=[pytest.mark.long] * (i % len(ENDS) != j))
+        for i, what in enumerate(UNDER_WAY)
+        for j, end in enumerate(ENDS)
+    ],
+)
 def test_a_connection_that_ends_leaves_nothing_behind(scene: Scene, what: str, end: str) -> None:
     with begun(scene, what) as client:
         scene.serves()
@@ -315,7 +321,15 @@ def test_http_connections_that_end_leave_nothing(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["half_body", "checked_produces", "long_polls", "creation", "untaken_rows"]
+    "what",
+    [
+        "checked_produces",
+        "long_polls",
+        *(
+            pytest.param(w, marks=pytest.mark.long)
+            for w in ("half_body", "creation", "untaken_rows")
+        ),
+    ],
 )
 def test_a_stop_meanwhile_is_clean(stopped: Scene, what: str) -> None:
     with begun(stopped, what):

@@ -34,7 +34,7 @@ def test_too_few_files_are_refused_with_what_would_do() -> None:
         pass
 
 
-@pytest.mark.parametrize("files", [256, 1_024])
+@pytest.mark.parametrize("files", [256, pytest.param(1_024, marks=pytest.mark.long)])
 def test_clients_are_refused_before_files_run_out(files: int) -> None:
     """With 256 files there was once room for one client; with 1,024 flushes ran out of them."""
     with BrokerProcess(command=limited(files)) as broker, contextlib.ExitStack() as clients:
@@ -67,7 +67,7 @@ def test_clients_are_refused_before_files_run_out(files: int) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("files", [118, 256])
+@pytest.mark.parametrize("files", [118, pytest.param(256, marks=pytest.mark.long)])
 def test_a_load_with_attackers_on_both_ports_makes_nothing_faulty(files: int) -> None:
     """Topics come and go, segments roll, rows are read again, while both ports are under attack."""
     config = {"topic.defaults.segment.bytes": 65_536, "shutdown.timeout.ms": 60_000}

@@ -211,7 +211,10 @@ def test_a_stop_without_a_free_byte(small: Path, reserve: bool) -> None:
         assert rows_of(broker, topic_id) == list(range(100))
 
 
-@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    "clean",
+    [pytest.param(True, id="stopped", marks=pytest.mark.long), pytest.param(False, id="killed")],
+)
 def test_every_start_without_a_free_byte_serves_its_readers(small: Path, clean: bool) -> None:
     """The first one used the reserve up; the second was refused."""
     config = {"disk.reserve.bytes": 1 << 20}

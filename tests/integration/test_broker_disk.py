@@ -117,11 +117,11 @@ def test_a_start_on_a_full_disk(small_disk: Path) -> None:
     ("pattern", "damage"),
     [
         ("*.index", "garbage"),
-        ("*.timeindex", "empty"),
-        ("leader-epochs", "missing"),
         ("producers.snapshot", "garbage"),
-        ("partition.json", "garbage"),
         ("partition.json", "missing"),
+        pytest.param("*.timeindex", "empty", marks=pytest.mark.long),
+        pytest.param("leader-epochs", "missing", marks=pytest.mark.long),
+        pytest.param("partition.json", "garbage", marks=pytest.mark.long),
     ],
 )
 def test_damaged_helper_files_cost_no_row(tmp_path: Path, pattern: str, damage: str) -> None:
@@ -155,7 +155,7 @@ def test_damaged_helper_files_cost_no_row(tmp_path: Path, pattern: str, damage: 
         ("clean-shutdown", "garbage"),
         ("node.json", "empty"),
         ("metadata*", "garbage"),
-        ("metadata*", "empty"),
+        pytest.param("metadata*", "empty", marks=pytest.mark.long),
     ],
 )
 def test_damaged_files_of_the_node_are_refused_in_one_line_or_cost_nothing(

@@ -186,9 +186,15 @@ def test_an_offset_is_no_name_of_a_file(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
-@pytest.mark.parametrize("command", ["consume", "sql"])
-@pytest.mark.parametrize("words", [[], ["--format", "parquet"]], ids=len)
+@pytest.mark.parametrize(
+    ("words", "command", "name"),
+    [
+        ([], "consume", "/dev/stdout"),
+        ([], "sql", "/proc/self/fd/1"),
+        (["--format", "parquet"], "consume", "/dev/fd/1"),
+        (["--format", "parquet"], "sql", "/dev/stdout"),
+    ],
+)
 def test_what_the_shell_has_opened_is_written_to_as_it_is(
     broker: BrokerProcess, rows: str, tmp_path: Path, command: str, name: str, words: list[str]
 ) -> None:

@@ -38,7 +38,7 @@ class TestBlockingClient(BlockingScenarios):
     pass
 
 
-@pytest.mark.parametrize("kind", CLIENT_KINDS)
+@pytest.mark.parametrize("kind", ["asyncio", pytest.param("blocking", marks=pytest.mark.long)])
 def test_a_restart_under_a_producer_stores_every_row_once(kind: str) -> None:
     """Killed in the middle, twice: what was acknowledged is there once, in order."""
     topic = f"k-{uuid.uuid4().hex[:12]}"
@@ -57,7 +57,7 @@ def test_a_restart_under_a_producer_stores_every_row_once(kind: str) -> None:
         assert [row["id"] for row in read(client, topic)] == [*range(2_400)]
 
 
-@pytest.mark.parametrize("kind", CLIENT_KINDS)
+@pytest.mark.parametrize("kind", ["asyncio", pytest.param("blocking", marks=pytest.mark.long)])
 def test_a_restart_under_a_follower_is_not_noticed(kind: str) -> None:
     topic = f"r-{uuid.uuid4().hex[:12]}"
     with BrokerProcess() as broker, connect(kind, broker.bootstrap) as client:

@@ -161,7 +161,7 @@ class Program:
             self.committed.append(number)
 
 
-@pytest.mark.parametrize("kind", CLIENT_KINDS)
+@pytest.mark.parametrize("kind", ["blocking", pytest.param("asyncio", marks=pytest.mark.long)])
 def test_what_a_program_is_told_holds_while_coordinators_are_killed(
     cluster: LocalCluster, kind: str
 ) -> None:

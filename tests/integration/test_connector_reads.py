@@ -57,8 +57,17 @@ def recreate(client: Any) -> None:
         producer.send([{"id": -1, "text": "other"}] * 1000)
 
 
-@pytest.mark.parametrize("compression", ["none", "lz4"])
-@pytest.mark.parametrize("happens", [trim, delete, recreate])
+@pytest.mark.parametrize(
+    ("happens", "compression"),
+    [
+        (trim, "none"),
+        (delete, "lz4"),
+        (recreate, "none"),
+        pytest.param(trim, "lz4", marks=pytest.mark.long),
+        pytest.param(delete, "none", marks=pytest.mark.long),
+        pytest.param(recreate, "lz4", marks=pytest.mark.long),
+    ],
+)
 def test_what_a_slow_reader_holds_does_not_change(
     happens: Callable[[Any], None], compression: str
 ) -> None:

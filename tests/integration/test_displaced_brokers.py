@@ -227,7 +227,13 @@ def test_a_broker_in_whose_name_a_client_wants_to_stop_is_back_after_a_session(
         assert "held for stopping" in unharmed.by_id[node_id].log_text
 
 
-@pytest.mark.parametrize("is_controller", [False, True], ids=["follower", "controller"])
+@pytest.mark.parametrize(
+    "is_controller",
+    [
+        pytest.param(False, id="follower"),
+        pytest.param(True, id="controller", marks=pytest.mark.long),
+    ],
+)
 def test_of_two_processes_on_copies_of_a_disk_the_one_that_lives_keeps_the_place(
     brokers: Brokers, tmp_path: Path, *, is_controller: bool
 ) -> None:

@@ -34,6 +34,8 @@ TARGETS = [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 0)]
 LEFT_S = 10.0
 """In which all that was staged is given up: what is silent is asked for, and log starts move."""
 SEQUENCES_MAX = 100
+POINT = "one-of-two-targets"
+"""For `make test`, beside half a snapshot and another broker; the others are long."""
 
 
 class Dying:
@@ -206,7 +208,17 @@ def die_at(dying: Dying, point: str) -> None:
     assert dying.deaths == deaths + 1
 
 
-@pytest.mark.parametrize("point", [one for one in POINTS if one != "snapshot-half"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        POINT,
+        *(
+            pytest.param(one, marks=pytest.mark.long)
+            for one in POINTS
+            if one not in ("snapshot-half", POINT)
+        ),
+    ],
+)
 def test_a_broker_that_dies_leaves_nothing_behind(one: Dying, point: str) -> None:
     die_at(one, point)
 

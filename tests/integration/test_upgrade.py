@@ -188,6 +188,7 @@ def test_a_live_cluster_of_an_earlier_commit_is_upgraded(old_code: Path) -> None
             assert "UNSUPPORTED" not in broker.log_text, node_id
 
 
+@pytest.mark.long
 def test_there_is_a_way_back_until_the_level_is_raised(old_code: Path) -> None:
     """docs/backup.md: the older code opens what the newer one wrote below its level, no more."""
     old = {"PYTHONPATH": str(old_code)}

@@ -24,7 +24,7 @@ from tests.spark.crash_driver import write_rows
 from tests.support.spark import environment, unique
 from tests.support.until import until
 
-pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.long]
+pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.first]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -51,7 +51,10 @@ class Feed:
         self._thread.join()
 
 
-POINTS = [(0, "before-write"), (1, "before-commit"), (1, "after-commit")]
+Point = tuple[int, str]
+"""The micro-batch, and where in it."""
+POINT: Point = (1, "before-commit")
+OTHERS: list[Point] = [(0, "before-write"), (1, "after-commit")]
 
 
 class Driver(NamedTuple):
@@ -64,11 +67,13 @@ class Driver(NamedTuple):
 
 
 @contextlib.contextmanager
-def running_drivers(broker: Any, client: Any, place: Path) -> Iterator[list[Driver]]:
+def running_drivers(
+    points: list[Point], broker: Any, client: Any, place: Path
+) -> Iterator[list[Driver]]:
     """One for each point, all of them at once: starting a JVM is mostly waiting."""
     started: list[Driver] = []
     try:
-        for batch, point in POINTS:
+        for batch, point in points:
             name = unique("crash")
             client.create_topic(name, schema=TRADES, partitions=1)
             checkpoint, rows = place / point / "checkpoint", place / point / "rows"
@@ -92,11 +97,17 @@ def running_drivers(broker: Any, client: Any, place: Path) -> Iterator[list[Driv
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("points", [[POINT], pytest.param(OTHERS, marks=pytest.mark.long)], ids=str)
 def test_no_row_is_lost_or_doubled(
-    spark: Any, broker: Any, client: Any, tmp_path: Path, subtests: pytest.Subtests
+    spark: Any,
+    broker: Any,
+    client: Any,
+    tmp_path: Path,
+    points: list[Point],
+    subtests: pytest.Subtests,
 ) -> None:
-    with running_drivers(broker, client, tmp_path) as drivers:
-        for (batch, point), driver in zip(POINTS, drivers, strict=True):
+    with running_drivers(points, broker, client, tmp_path) as drivers:
+        for (batch, point), driver in zip(points, drivers, strict=True):
             with subtests.test(batch=batch, point=point):
                 check_restart(spark, broker, client, driver, batch, point)
 

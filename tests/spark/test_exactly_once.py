@@ -30,19 +30,20 @@ def way() -> Iterator[tuple[Door, BrokerProcess]]:
         yield found
 
 
-POINTS = {
-    "before-commit": "driver",
-    "commit-unanswered": "driver",
-    "staged-some": "executor",
-}
+Points = dict[str, str]
+"""Of a micro-batch -> what is killed there."""
+POINTS: Points = {"before-commit": "driver", "staged-some": "executor"}
+OTHERS: Points = {"commit-unanswered": "driver"}
 
 
 @contextlib.contextmanager
-def running_drivers(broker: BrokerProcess, place: Path) -> Iterator[dict[str, tuple[Copy, Driver]]]:
+def running_drivers(
+    points: Points, broker: BrokerProcess, place: Path
+) -> Iterator[dict[str, tuple[Copy, Driver]]]:
     """One for each point, all of them at once: starting a JVM is mostly waiting."""
     with contextlib.ExitStack() as stack:
         found = {}
-        for point, kind in POINTS.items():
+        for point, kind in points.items():
             made = Copy.made(broker.bootstrap, place / point)
             copy = stack.enter_context(made)
             copy.hold(point, 1)
@@ -51,18 +52,25 @@ def running_drivers(broker: BrokerProcess, place: Path) -> Iterator[dict[str, tu
         yield found
 
 
-@pytest.mark.long
+@pytest.mark.first
 @pytest.mark.timeout(TEST_S)
+@pytest.mark.parametrize(
+    "points", [POINTS, pytest.param(OTHERS, marks=pytest.mark.long)], ids="-".join
+)
 def test_whatever_is_killed_each_row_is_there_once(
-    spark: Any, way: tuple[Door, BrokerProcess], tmp_path: Path, subtests: pytest.Subtests
+    spark: Any,
+    way: tuple[Door, BrokerProcess],
+    tmp_path: Path,
+    points: Points,
+    subtests: pytest.Subtests,
 ) -> None:
     """Of a driver's micro-batch nothing is there, or all; started again it writes it, or skips it.
     Of an executor that dies half way nothing counts."""
     door, broker = way
-    with running_drivers(broker, tmp_path) as drivers:
+    with running_drivers(points, broker, tmp_path) as drivers:
         for point, (copy, driver) in drivers.items():
             with subtests.test(point=point):
-                if POINTS[point] == "executor":
+                if points[point] == "executor":
                     copy.kill_executor(driver, point)
                 else:
                     copy.kill_driver(driver, point, door=door)

@@ -73,7 +73,7 @@ def test_starts_and_ends_by_topic_and_partition(
         ).collect()
 
 
-@pytest.mark.long
+@pytest.mark.first
 def test_a_stream_keeps_its_position_whatever_its_starting_options_are_later(
     spark: Any, broker: Any, client: Any, topic: Any, tmp_path: Path
 ) -> None:

@@ -63,7 +63,7 @@ class ClusterLoad:
         *,
         columns: tuple[str, str] | None = None,
         durability: str | None = "replicated",
-        pause_s: float = 0.01,
+        pause_s: float = 0.05,
         **create: object,
     ) -> None:
         self._bootstrap, self._topic = bootstrap, topic
@@ -129,7 +129,7 @@ class ClusterLoad:
             while not self._stop.is_set():
                 self._acknowledged("patient", producer.send(self._rows("patient", 1)))
                 last_s = self._worked("patient", last_s)
-                self._stop.wait(self._pause_s / 10)
+                self._stop.wait(self._pause_s / 2)
 
     def _busy(self, client: quiverlog.Client) -> None:
         """Hundreds of rows on the way at any time."""
@@ -156,7 +156,7 @@ class ClusterLoad:
         while not self._stop.is_set():
             assert client.describe_topic(self._topic).partitions
             last_s = self._worked("asking", last_s)
-            self._stop.wait(2 * self._pause_s)
+            self._stop.wait(self._pause_s)
 
     def _consume(self, client: quiverlog.Client) -> None:
         with client.consumer(self._topic, start="earliest", follow=True) as consumer:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CONF", "environment", "new_session", "run_once", "unique"]
 
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Of a JVM that does not compile for the long run: a third of a short run's time."""
 CONF = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -27,18 +29,18 @@ CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
+    "spark.executor.extraJavaOptions": _SHORT_LIVED,
     "spark.log.level": "ERROR",
     "spark.sql.streaming.stopTimeout": "30s",
 }
 
 
 def environment() -> dict[str, str]:
-    """For a driver in a process of its own: this interpreter for the workers too, and a JVM that
-    does not compile for the long run (a third of a short run's time)."""
+    """For a driver in a process of its own: this interpreter for the workers too."""
     return os.environ | {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "SPARK_SUBMIT_OPTS": _SHORT_LIVED,
     }
 
 

@@ -1,4 +1,4 @@
-"""What `scripts/test.sh` makes of the statuses of its parts, with and without a choice of tests."""
+"""What `scripts/test.sh` runs in each of its tiers, and makes of the statuses of its parts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PYTEST = """#!{python}
 import os, sys
-words = " ".join(sys.argv)
+marks = next(word for word in sys.argv if " and " in word)
 without, spark, containers = map(int, os.environ["STATUSES"].split())
-if "not spark" in words:
+with open("marks", "a") as file:
+    print(marks, file=file)
+if "not spark" in marks:
+    with open(os.environ["QUIVERLOG_TESTS_LEFT"], "w") as file:
+        file.write(os.environ["LEFT"])
     sys.exit(without)
-sys.exit(spark if "-m spark" in words else containers)
+sys.exit(spark if "and spark" in marks else containers)
 """
-"""In the place of `python -m pytest`: ends as each part is to end."""
+"""In the place of `python -m pytest`: ends as each part is to end, and notes what it was to run."""
 
 PASSED, FAILED, INTERRUPTED, NONE, NO_ENGINE = 0, 1, 2, 5, 69
 
@@ -42,19 +46,21 @@ def script(tmp_path: Path) -> Path:
     return scripts / "test.sh"
 
 
-def status_of(script: Path, statuses: tuple[int, int, int], *words: str) -> int:
+def run(
+    script: Path, statuses: tuple[int, int, int], *words: str, left: str = ""
+) -> subprocess.CompletedProcess[str]:
     root = script.parents[1]
     environ = {
         **os.environ,
         "CI": "",
         "TMPDIR": str(root),
         "STATUSES": " ".join(map(str, statuses)),
+        "LEFT": left,
     }
     environ["PATH"] = f"{root / 'bin'}:{environ['PATH']}"
-    done = subprocess.run(
-        [script, *words], env=environ, capture_output=True, timeout=60, check=False
+    return subprocess.run(
+        [script, *words], env=environ, capture_output=True, text=True, timeout=60, check=False
     )
-    return done.returncode
 
 
 @pytest.mark.parametrize(
@@ -73,5 +79,57 @@ def status_of(script: Path, statuses: tuple[int, int, int], *words: str) -> int:
 def test_a_part_without_tests_fails_only_what_runs_all(
     script: Path, statuses: tuple[int, int, int], whole: int, chosen: int
 ) -> None:
-    assert status_of(script, statuses) == whole
-    assert status_of(script, statuses, "tests/unit", "-k", "a word") == chosen
+    for tier in ([], ["--long"]):
+        assert run(script, statuses, *tier).returncode == whole
+        assert run(script, statuses, *tier, "tests/unit", "-k", "a word").returncode == chosen
+
+
+PARTS = "not spark and not containers", "spark", "containers"
+
+
+@pytest.mark.parametrize(("words", "tier"), [([], "not long"), (["--long"], "long")])
+def test_each_part_runs_the_tests_of_its_tier(script: Path, words: list[str], tier: str) -> None:
+    run(script, (PASSED, PASSED, PASSED), *words)
+    asked = (script.parents[1] / "marks").read_text().splitlines()
+    assert asked == [f"{tier} and {part}" for part in PARTS]
+
+
+@pytest.mark.parametrize(
+    ("words", "left", "last"),
+    [
+        ([], "7", "quiverlog: 7 more tests are left to make test-long"),
+        ([], "", None),
+        (["--long"], "12000", None),
+    ],
+)
+def test_the_last_line_counts_what_is_left(
+    script: Path, words: list[str], left: str, last: str | None
+) -> None:
+    done = run(script, (PASSED, FAILED, PASSED), *words, left=left)
+    lines = (done.stdout + done.stderr).splitlines()
+    assert [line for line in lines if "left to" in line] == [last] * (last is not None)
+    assert last is None or lines[-1] == last
+
+
+@pytest.mark.parametrize(("words", "counts"), [([], True), (["-k", "slow"], False)])
+def test_long_tests_that_are_left_out_are_counted(
+    tmp_path: Path, words: list[str], counts: bool
+) -> None:
+    """In each process, of all that was collected; what `-k` leaves out is left to no other run."""
+    marked = (
+        "import pytest\n\n@pytest.mark.long\ndef test_slow(): pass\ndef test_slow_too(): pass\n"
+    )
+    (tmp_path / "test_it.py").write_text(marked)
+    command = [sys.executable, "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml")]
+    done = subprocess.run(
+        [*command, "-p", "tests.conftest", "-n", "1", "-m", "not long", *words, str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"QUIVERLOG_TESTS_LEFT": str(tmp_path / "left")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "1 passed" in done.stdout, done.stdout
+    assert (tmp_path / "left").exists() is counts
+    assert not counts or (tmp_path / "left").read_text() == "1"

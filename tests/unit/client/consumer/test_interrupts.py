@@ -61,7 +61,10 @@ def read_all(client: quiverlog.Client, step: Step, nth: int) -> list[int]:
 @pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
-@pytest.mark.parametrize(("step", "is_last"), [(by_next, False), (by_poll, True)])
+@pytest.mark.parametrize(
+    ("step", "is_last"),
+    [(by_next, False), pytest.param(by_poll, True, marks=pytest.mark.long)],
+)
 def test_no_row_is_lost_or_doubled(client: quiverlog.Client, step: Step, is_last: bool) -> None:
     """The first time that the calls come by a place, or the last one."""
     with consumer_of(client) as consumer:

@@ -646,7 +646,7 @@ def test_what_an_id_has_staged() -> None:
     assert staged.ids() == []
 
 
-@pytest.mark.long
+@pytest.mark.first
 def test_the_fullest_index_takes_at_most_64_mib() -> None:
     """250,000 batches of 100,000 attempts; at worst each attempt has a transaction and an id."""
     staged = Staged(make_id)

@@ -258,8 +258,19 @@ def _soon_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, name, lambda _: None)
 
 
-@pytest.mark.parametrize("number", CAN_FAIL)
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    ("number", "part"),
+    [
+        *((errno.EIO, part) for part in range(PARTS)),
+        (errno.ENOSPC, 0),
+        (errno.EMFILE, 0),
+        *(
+            pytest.param(number, part, marks=pytest.mark.long)
+            for number in (errno.ENOSPC, errno.EMFILE)
+            for part in range(1, PARTS)
+        ),
+    ],
+)
 def test_a_call_that_fails_once(tmp_path: Path, number: int, part: int) -> None:
     # Up to the one that fails, the calls are those of a course in which none does.
     sound = one_run(tmp_path / "sound", -1, 0)
