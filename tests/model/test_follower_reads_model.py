@@ -7,7 +7,7 @@ one of the followers lies for ever. After an unclean election it reports that ro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import hypothesis.strategies as st
@@ -18,7 +18,7 @@ from quiverlog.client.consumer.core import ConsumerCore
 from quiverlog.client.consumer.options import ConsumerOptions
 from quiverlog.client.rows.decoding import ConsumerBatch
 from quiverlog.client.tables.fetcher import PartitionFetcher
-from quiverlog.errors import LogTruncated, OffsetOutOfRange, QuiverlogError
+from quiverlog.errors import ConnectionFailed, LogTruncated, OffsetOutOfRange, QuiverlogError
 from tests.support import follower_world
 from tests.support.follower_copies import View
 from tests.support.follower_world import LIES, PARTITIONS, World
@@ -154,10 +154,11 @@ def test_an_unclean_election_is_noticed(seed: int, fetch_from: str) -> None:
     reader.check(world)
 
 
-def elect(world: World, leader: int, up: set[int]) -> None:
+def elect(world: World, leader: int, up: set[int], numbers: Iterable[int] = (0, 1)) -> None:
     """Elect `leader`, which is alone; the brokers of `up` receive the new view."""
     world.up = up
-    for number, partition in enumerate(world.partitions):
+    for number in numbers:
+        partition = world.partitions[number]
         partition.truth = View(leader, partition.truth.leader_epoch + 1, (leader,))
         partition.acked.clear()
         while any(partition.copies[node].view != partition.truth for node in up):
@@ -217,6 +218,40 @@ def test_rows_that_are_back_before_the_reader_asks_are_not_lost(
     world.up = {1, 3}
     read(world, core, reader, world.now_s + RECOVERY_S)
     reader.check(world)
+    assert reader.is_done(world)
+
+
+@pytest.mark.parametrize("dead", range(PARTITIONS))
+def test_a_leader_that_is_down_holds_up_no_other_partition(dead: int) -> None:
+    """One that cannot be read is an error when for the request timeout no other has had rows."""
+    live, timeout_s = 1 - dead, 30.0
+    world = World(0, unclean=True)
+    world.heal()
+    elect(world, 1, {1, 2, 3}, (dead,))
+    elect(world, 2, {2, 3}, (live,))
+    core, reader = consumer(world, "leader"), Reader()
+    world.up.add(1)
+    world.run(core.open())
+    world.up.discard(1)
+    latest_s = 0.0
+    for _ in range(3):
+        world.produce(live)
+        written_s = world.now_s
+        while (batch := world.run(core.next(timeout_s - 5))) is not None:
+            reader.take(batch)
+            latest_s = world.now_s
+            assert latest_s - written_s < 1.0
+    assert latest_s > 2 * (timeout_s - 5), "each was read"
+    with pytest.raises(ConnectionFailed, match=f"^t-{dead}: node 1 is down"):
+        world.run(core.next(RECOVERY_S))
+    assert timeout_s <= world.now_s - latest_s < timeout_s + 1.5, "a try lasts up to a second"
+    world.produce(live)
+    read(world, core, reader, world.now_s + 1)
+    assert reader.rows[live] == world.partitions[live].committed
+    elect(world, 2, {2, 3}, (dead,))
+    world.produce(dead)
+    read(world, core, reader, world.now_s + 2)
+    assert reader.rows[dead]
     assert reader.is_done(world)
 
 

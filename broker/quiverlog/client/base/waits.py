@@ -122,9 +122,9 @@ class Waits:
         wait.logged_reasons.add(wait.reason)
         import logging  # most programs never come here
 
-        logging.getLogger("quiverlog.waiting").warning(
-            "%s", wait.text_until(f"{max(0.0, wait.until_s - now_s):.0f} s from now")
-        )
+        left_s = max(0.0, wait.until_s - now_s)
+        until = f"{left_s:.0f} s from now" if math.isfinite(left_s) else ""
+        logging.getLogger("quiverlog.waiting").warning("%s", wait.text_until(until))
         return wait.logged_reasons
 
     def longest(self) -> Wait | None:

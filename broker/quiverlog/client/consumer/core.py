@@ -6,6 +6,8 @@
 - A partition that returned rows goes to the end of the next request.
 - An early answer without rows is followed by a growing pause; a partition that has rows and
   returns none for the request timeout is an error.
+- A partition that cannot be read holds up no other. It is an error when for the request timeout no
+  other has had rows either.
 - Ctrl-C arrives at calls and loops only: no change is left half done.
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from quiverlog.client.base.commands import Abandon, Operation, PendingReply, Sleep
@@ -41,7 +43,7 @@ from quiverlog.errors import (
     UnknownTopicId,
 )
 
-from .fetches import ROUND_S, Fetches, Request, Source
+from .fetches import ROUND_S, Fetches, Request, Source, Trouble
 from .options import ConsumerOptions
 from .positions import Position, PositionFinder, first_gone
 
@@ -83,6 +85,8 @@ class ConsumerCore:
 
     def waiting(self) -> Wait | None:
         failing_s, failure = self._failing_since_s, self._failure
+        if failing_s is None and (troubles := list(self._fetches.troubles.values())):
+            return self._wait_for(min(troubles, key=lambda one: one.since_s))
         since_s = self._idle_since_s if failing_s is None else failing_s
         if since_s is None:
             return None
@@ -92,6 +96,15 @@ class ConsumerCore:
         wait = Wait(since_s, until_s, f"rows of {self.topic}", "rows")
         if failure is not None:
             wait.failed(failure, until_s)
+        return wait
+
+    def _wait_for(self, trouble: Trouble) -> Wait:
+        since_s, idle_s = trouble.since_s, self._idle_since_s
+        until_s = min(since_s + self._patience_s, self._cluster.deadline_s)
+        if idle_s is None or idle_s > since_s:  # Others have rows.
+            until_s = math.inf
+        wait = Wait(since_s, until_s)
+        wait.failed(trouble.error, until_s)
         return wait
 
     @property
@@ -119,6 +132,7 @@ class ConsumerCore:
             raise InvalidArgument(f"seek: {offset!r} is not an offset from 0 on.")
         self._ready = deque(b for b in self._ready if b.partition != partition)
         self._deferred = None  # the next answer repeats an error that still holds
+        self._fetches.troubles.pop(partition, None)
         position.seek(offset)
 
     def handed_out(self) -> None:
@@ -188,13 +202,13 @@ class ConsumerCore:
             try:
                 yield from self._look_around()
                 yield from self._fetches.leave_deposed()
-                yield from self._fetches.start(self._positions, self._order)
+                yield from self._start()
                 pending = yield from self._fetches.wait(deadline_s)
                 if pending is not None:
                     yield from self._receive(pending)
                     yield from self._look_for_ends()
                     # In flight while the caller uses these rows.
-                    yield from self._fetches.start(self._positions, self._order)
+                    yield from self._start()
             except UnknownTopicId as error:
                 resolved = yield from self._cluster.resolve_unknown_id(
                     self.topic, self._fetches.topic_id, error
@@ -261,15 +275,19 @@ class ConsumerCore:
         assert position.delivered < position.offset, "rows that were handed out are not read again"
         position.offset, position.last_epoch = position.delivered, position.delivered_epoch
 
+    def _start(self) -> Operation[None]:
+        for trouble in (yield from self._fetches.start(self._positions, self._order)):
+            self._check_patience(trouble)
+
     def _receive(self, pending: PendingReply) -> Operation[None]:
         request = self._fetches.take(pending)
         assert request.offsets.keys() <= self._positions.keys()
         try:
             parts = yield from self._fetches.finish(request)
-        except QuiverlogError:
-            if self._failing_since_s is None:  # Includes the wait of earlier rounds.
-                self._failing_since_s = self.clock() - request.waited_s
-            raise
+        except QuiverlogError as error:
+            since_s = self.clock() - request.waited_s  # Includes the wait of earlier rounds.
+            self._check_patience(self._fetches.failed(request.offsets, error, since_s))
+            return
         current = [
             fetched
             for fetched in parts
@@ -295,6 +313,7 @@ class ConsumerCore:
                 failed = True
                 self._fetches.leave_follower(source, (fetched.partition,), error)
                 continue
+            self._fetches.troubles.pop(fetched.partition, None)
             brought = brought or has_rows
             self._fetches.choice.follower_answered(
                 fetched.partition,
@@ -316,7 +335,7 @@ class ConsumerCore:
 
     def _receive_rows(self, request: Request, parts: Sequence[FetchedPartition]) -> None:
         assert not request.source.is_follower
-        failure: QuiverlogError | None = None
+        failures: dict[int, QuiverlogError] = {}
         brought = False
         limit_s = self._cluster.settings.request_timeout_s
         for fetched in parts:
@@ -330,6 +349,7 @@ class ConsumerCore:
                 self._fetches.choice.leader_answered(
                     fetched.partition, brought=has_rows, now_s=self.clock()
                 )
+                self._fetches.troubles.pop(fetched.partition, None)
                 brought = brought or has_rows
                 continue
             except QuiverlogError as why:
@@ -339,23 +359,44 @@ class ConsumerCore:
             if self._options.skip_corrupt and position.skipped_damage(partial):
                 brought = True
                 continue
-            # Rows of other partitions are returned first. A retriable error must not hide one that
-            # is not.
-            if failure is None or failure.retriable:
-                failure = partial
-        self._fetches.pauses.answered(request, brought=brought, failed=failure is not None)
-        if failure is not None and not self._ready:
-            raise failure
-        if failure is not None and failure.refresh_metadata:
-            self._cluster.invalidate_topics()
-        if failure is not None and not failure.retriable:
-            self._deferred = failure
+            failures[fetched.partition] = partial
+        self._fetches.pauses.answered(request, brought=brought, failed=bool(failures))
+        self._receive_failures(failures)
         self._failures = 0
         self._recovered()
 
+    def _receive_failures(self, failures: Mapping[int, QuiverlogError]) -> None:
+        assert failures.keys() <= self._positions.keys()
+        # Rows of other partitions are returned first. A retriable error must not hide one that is
+        # not.
+        for p, failure in sorted(failures.items(), key=lambda one: one[1].retriable):
+            if failure.retriable:
+                self._check_patience(self._fetches.failed((p,), failure, self.clock()))
+            elif not self._ready:
+                raise failure
+            else:
+                self._deferred = self._deferred or failure
+
     def _recovered(self) -> None:
         self._failing_since_s = self._failure = None
-        self._logged_reasons.clear()
+        if not self._fetches.troubles:
+            self._logged_reasons.clear()
+
+    def _check_patience(self, trouble: Trouble) -> None:
+        """Raise the error of a partition that fails for long, if no other has had rows either."""
+        assert self._idle_since_s is not None, "a caller waits for rows"
+        assert trouble.error.retriable
+        since_s = max(trouble.since_s, self._idle_since_s)
+        limit_s = min(since_s + self._patience_s, self._cluster.deadline_s)
+        if self.clock() >= limit_s and not self._ready:
+            self._failing_since_s = since_s  # `_after_failure` comes to the same end.
+            self._fetches.troubles.clear()
+            raise trouble.error
+        self._log(self._wait_for(trouble))
+
+    def _log(self, wait: Wait) -> None:
+        if wait.reason not in self._logged_reasons:
+            self._logged_reasons.update(self._cluster.waits.log_long(wait))
 
     def _take(self, position: Position, fetched: FetchedPartition, source: Source) -> bool:
         """Queue a partition's batches; False: there are none. Raises its error."""
@@ -401,8 +442,8 @@ class ConsumerCore:
             self._recovered()
             raise named(error, self.topic)
         self._failure = error
-        if (wait := self.waiting()) is not None and wait.reason not in self._logged_reasons:
-            self._logged_reasons.update(self._cluster.waits.log_long(wait))
+        if (wait := self.waiting()) is not None:
+            self._log(wait)
         if error.refresh_metadata:
             self._cluster.invalidate_topics()
         self._failures += 1

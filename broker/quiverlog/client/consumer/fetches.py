@@ -1,7 +1,7 @@
 """The fetches of a consumer: at most one request per broker and role, replicas, pauses.
 
 A failed or silent follower is replaced by the leader, which also confirms what a follower reports
-as error or end.
+as error or end. A leader that fails holds up no partition of another one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quiverlog.client.base.waits import Wait
 from quiverlog.client.cluster.answers import named
 from quiverlog.client.cluster.metadata import partition_info
 from quiverlog.client.cluster.replica_choice import LEADER, ReplicaChoice
-from quiverlog.client.cluster.routing import Cluster, empty_pause_s
+from quiverlog.client.cluster.routing import Cluster, empty_pause_s, pause_s
 from quiverlog.client.cluster.topic_identity import topic_with_id
 from quiverlog.errors import QuiverlogError
 from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, LEADER_SILENCE_MS, MIB
@@ -37,11 +37,22 @@ from .options import ConsumerOptions
 from .positions import Position
 from .stored_batches import split_fetch
 
-__all__ = ["FOLLOWER_TIMEOUT_S", "OVERDUE_S", "ROUND_S", "Fetches", "Pauses", "Request", "Source"]
+__all__ = [
+    "FOLLOWER_TIMEOUT_S",
+    "OVERDUE_S",
+    "ROUND_S",
+    "Fetches",
+    "Pauses",
+    "Request",
+    "Source",
+    "Trouble",
+]
 
 
 # A leader may hold its answer back, and is silent only after that.
 OVERDUE_S = (FETCH_MAX_WAIT_MS_DEFAULT + LEADER_SILENCE_MS) / 1000
+# While a broker accepts no request, those of other partitions wait.
+SILENCE_S = LEADER_SILENCE_MS / 1000
 # Shorter than a leader's: the leader can answer instead.
 FOLLOWER_TIMEOUT_S = 10.0
 
@@ -71,6 +82,17 @@ class Request:
     def is_overdue(self) -> bool:
         # Another broker may lead by now.
         return not self.source.is_follower and self.waited_s - self.looked_s >= OVERDUE_S
+
+
+@dataclass(slots=True)
+class Trouble:
+    """A partition that cannot be read at present, since when and why."""
+
+    since_s: float
+    error: QuiverlogError
+    tries: int = 0
+    # It is not asked for before.
+    until_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -121,6 +143,9 @@ class Fetches:
         self.topic_id = b""
         self.requests: list[Request] = []
         self.pauses = Pauses(cluster.clock, cluster.jitter)
+        # By partition; an answer without its error ends it.
+        self.troubles: dict[int, Trouble] = {}
+        self._retry_s = math.inf
         spread = int(cluster.jitter() * 1_000)
         self.choice = ReplicaChoice(options.fetch_from, options.client_rack, spread)
         self._cluster = cluster
@@ -131,20 +156,34 @@ class Fetches:
     def current_topic(self) -> Operation[TopicInfo]:
         return (yield from topic_with_id(self._cluster, self._topic, self.topic_id))
 
-    def start(self, positions: Mapping[int, Position], order: Sequence[int]) -> Operation[None]:
+    def start(
+        self, positions: Mapping[int, Position], order: Sequence[int]
+    ) -> Operation[list[Trouble]]:
+        """Ask for what is not under way; return the new failures that may pass."""
+        failed: list[Trouble] = []
         while True:
+            now_s = self._clock()
             busy = {p for request in self.requests for p in request.offsets}
+            busy |= {p for p, trouble in self.troubles.items() if trouble.until_s > now_s}
             free = [positions[p] for p in order if p not in busy and not positions[p].is_done]
-            if not free or (yield from self._start_free(free)):
-                return
+            if not free or (yield from self._start_free(free, failed)):
+                pauses = [trouble.until_s for trouble in self.troubles.values()]
+                # One that is over only now is still to be tried.
+                self._retry_s = min((end_s for end_s in pauses if end_s > now_s), default=math.inf)
+                return failed
 
-    def _start_free(self, free: Sequence[Position]) -> Operation[bool]:
+    def _start_free(self, free: Sequence[Position], failed: list[Trouble]) -> Operation[bool]:
         """False: a follower has failed, so the choice is repeated."""
         assert free
+        began_s = self._clock()
         topic = yield from self.current_topic()
         sources: dict[Source, list[Position]] = {}
         for position in free:
-            source = self._source(topic, position.partition)
+            try:
+                source = self._source(topic, position.partition)
+            except QuiverlogError as error:
+                failed.append(self.failed((position.partition,), error, began_s))
+                continue
             sources.setdefault(source, []).append(position)
         asked = {request.source for request in self.requests}
         # All answers together stay near the caller's bound.
@@ -152,13 +191,21 @@ class Fetches:
         for source, positions in sources.items():
             if source in asked or self.pauses.holds(source):
                 continue  # its partitions that are free join the next request
-            if not (yield from self._ask(topic, source, positions, min(share, self._bytes_max))):
-                return False
+            bytes_max = min(share, self._bytes_max)
+            try:
+                yield from self._ask(topic, source, positions, bytes_max)
+            except QuiverlogError as error:
+                assert all(one.source != source for one in self.requests), "nothing was sent"
+                partitions = [position.partition for position in positions]
+                if source.is_follower:
+                    self.leave_follower(source, partitions, error)
+                    return False
+                failed.append(self.failed(partitions, error, began_s))
         return True
 
     def _ask(
         self, topic: TopicInfo, source: Source, positions: Sequence[Position], bytes_max: int
-    ) -> Operation[bool]:
+    ) -> Operation[None]:
         assert bytes_max > 0
         assert all(one.source != source for one in self.requests), "one request for each source"
         request = self._request(topic, source, positions, bytes_max)
@@ -170,16 +217,30 @@ class Fetches:
         for partition in offsets:
             self.choice.asked(partition, source.follower, self._clock())
         timeout_s += request.max_wait_ms / 1000
-        try:
-            pending = yield Start(Call(source.address, request, timeout_s, channel="fetch"))
-        except QuiverlogError as error:
-            if source.is_follower:
-                self.leave_follower(source, offsets, error)
-                return False
-            named(error, self._topic, *offsets)
-            raise
+        within_s = SILENCE_S if self._cluster.has_others else None
+        call = Call(source.address, request, timeout_s, channel="fetch")
+        pending = yield Start(call, within_s)
         self.requests.append(Request(pending, source, offsets, self._clock()))
-        return True
+
+    def failed(self, partitions: Iterable[int], error: QuiverlogError, since_s: float) -> Trouble:
+        """Have partitions wait for their next try, and return the one that fails for longest.
+
+        Raises an error that does not pass.
+        """
+        chosen = list(partitions)
+        assert chosen, "an error is that of a partition"
+        named(error, self._topic, *chosen)
+        if not error.retriable:
+            raise error
+        if error.refresh_metadata:
+            self._cluster.invalidate_topics()
+        now_s, jitter = self._clock(), self._cluster.jitter()
+        for p in chosen:
+            trouble = self.troubles.setdefault(p, Trouble(since_s, error))
+            trouble.error = error
+            trouble.tries += 1
+            trouble.until_s = now_s + pause_s(error, trouble.tries, jitter)
+        return min((self.troubles[p] for p in chosen), key=lambda one: one.since_s)
 
     def _source(self, topic: TopicInfo, partition: int) -> Source:
         info = partition_info(topic, partition)
@@ -241,7 +302,7 @@ class Fetches:
 
     def _wait_s(self, deadline_s: float) -> float:
         now_s = self._clock()
-        moments = [now_s + ROUND_S, deadline_s]
+        moments = [now_s + ROUND_S, deadline_s, self._retry_s]
         moments.extend(self.pauses.ends_s())
         return max(0.0, min(moments) - now_s)
 
@@ -276,5 +337,4 @@ class Fetches:
             if request.source.is_follower:
                 self.leave_follower(request.source, request.offsets, error)
                 return []
-            named(error, self._topic, *request.offsets)
             raise
