@@ -4,8 +4,8 @@
 #   make PYTHON=/path/to/python   the interpreter that .venv is made of
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-again lint bench docs site package matrix lock sim sim-bugs chaos \
-	failover steady setup clean
+.PHONY: help demo test test-long test-again lint bench bench-kafka docs site package matrix lock sim sim-bugs \
+	chaos failover steady setup clean
 export PYTHON
 
 ARGS ?=
@@ -42,6 +42,10 @@ bench:  ## Every budget against its bare baseline; writes benchmarks/results/lat
 	@scripts/setup.sh --java
 	@$(RUN) python -m benchmarks $(ARGS)
 	@$(RUN_NO_JAVA) python scripts/build_docs.py
+
+bench-kafka:  ## Beside Apache Kafka, 20 minutes; ARGS="read write", --quick, --help; writes benchmarks/results/kafka.json
+	@scripts/setup.sh --java
+	@$(RUN) python -m benchmarks.kafka $(ARGS); found=$$?; $(RUN_NO_JAVA) python scripts/build_docs.py; exit $$found
 
 docs:  ## Regenerate the generated pages and check every link
 	@scripts/setup.sh

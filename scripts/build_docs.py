@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the checks of the links are the tidy test's
 
+from benchmarks.kafka import report as kafka  # noqa: E402
 from quiverlog import errors  # noqa: E402
 from scripts import (  # noqa: E402
     limits_table,
@@ -139,7 +140,10 @@ PAGES: dict[str, Callable[[], str]] = {
     "protocol.json": protocol_json.render,
     "transcript.md": transcript.render,
 }
+if kafka.RESULTS.exists():
+    PAGES["pictures/kafka.svg"] = kafka.picture
 TABLES: dict[str, Callable[[], str]] = {
+    "kafka-results": kafka.table,
     "metadata-records": record_tables.records_table,
     "protocol-apis": protocol_tables.apis_table,
     "protocol-errors": partial(protocol_tables.errors_table, between_brokers=False),
@@ -150,6 +154,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "protocol-messages": partial(protocol_tables.messages_tables, between_brokers=False),
     "spark-read-options": lambda: spark_table("read"),
     "benchmark-results": results_table,
+    "readme-kafka": partial(kafka.table, kafka.SHORT),
     "readme-results": partial(results_table, SHORT_RESULTS),
     "spark-write-options": lambda: spark_table("write"),
 }
