@@ -11,6 +11,7 @@ import contextlib
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -70,12 +71,11 @@ BUGS: dict[str, tuple[Mutation, ...]] = {
             "        if error.code != 89:\n            raise\n        return 'aborted'",
         ),
     ),
-    "not asked again behind the end of the epoch": (
+    "a commit before the end of the epoch is called an abort": (
         Mutation(
             f"{HOLDER}._resolve",
-            "return self._asked_again(request, timeout_s)\n    except (",
-            'return "committed" if opened.last_sequence >= request.sequence else "aborted"\n'
-            "    except (",
+            'return "committed" if self.abort(ending, timeout_s) else "aborted"',
+            'self.abort(ending, timeout_s)\n        return "aborted"',
         ),
     ),
     "a later sequence is called an abort": (
@@ -88,8 +88,8 @@ BUGS: dict[str, tuple[Mutation, ...]] = {
     "what a forgotten id has committed is called an abort": (
         Mutation(
             f"{HOLDER}._resolve",
-            'return "unknown"  # Forgotten',
-            'return "aborted"  # Forgotten',
+            'return "unknown"  # Forgotten:',
+            'return "aborted"  # Forgotten:',
         ),
     ),
     "the outcome is forgotten where the next step fails": (
@@ -117,6 +117,12 @@ BUGS: dict[str, tuple[Mutation, ...]] = {
         ),
     ),
 }
+
+FORGOTTEN_SINCE = Mutation(
+    f"{HOLDER}._resolve",
+    'return "unknown"  # Forgotten since',
+    'return "aborted"  # Forgotten since',
+)
 
 
 def topic(name: str, partitions: int) -> TopicInfo:
@@ -307,8 +313,8 @@ class World:
             self.reply(self.at_large.pop(self.random.randrange(len(self.at_large))))
         elif chance < self.faults / 3:
             self.serving = self.new_coordinator(len(self.log))
-        elif self.is_forgotten and chance < self.faults / 2 and not self.at_large:
-            # By command. What is under way could commit before, and nothing would show it.
+        elif self.is_forgotten and chance < self.faults / 2:
+            # By command; perhaps just behind a late COMMIT.
             self.reply(AbortTransactionRequest(transactional_id=NAME, forget=True))
         elif self.is_alone:
             return
@@ -518,7 +524,8 @@ def test_a_planted_bug_is_noticed(bug: str) -> None:
     pytest.fail(f"not noticed: {bug}")
 
 
-def commit_arrives_after_its_abort_was_told() -> None:
+def after_an_unknown_commit() -> tuple[World, Program, bytes]:
+    """A COMMIT is under way; asked again, it is refused for now."""
     world = World(0)
     world.faults = world.flaky = 0.0
     program = Program(world)
@@ -530,6 +537,11 @@ def commit_arrives_after_its_abort_was_told() -> None:
         tx.commit()
     program.unknown, world.loses_commits = attempt, False
     world.lost.add(attempt)  # As where its leader has just begun.
+    return world, program, attempt
+
+
+def commit_arrives_after_its_abort_was_told() -> None:
+    world, program, _ = after_an_unknown_commit()
     following = program.begin()
     assert following is not None
     assert following.previous == "aborted"
@@ -546,3 +558,35 @@ def test_a_commit_that_arrives_after_its_abort_was_told_commits_nothing() -> Non
         pytest.raises(AssertionError, match="an abort that was answered stays true"),
     ):
         commit_arrives_after_its_abort_was_told()
+
+
+def commit_arrives_behind_the_question(*, is_forgotten: bool) -> str | None:
+    """What the client then reports of a transaction that has committed."""
+    world, program, attempt = after_an_unknown_commit()
+    asked: list[object] = []
+
+    def meanwhile() -> None:
+        asked.append(None)
+        if len(asked) != 2:
+            return
+        assert world.committed() == [], "the first question was refused"
+        world.lost.clear()
+        world.settle()
+        if is_forgotten:
+            world.reply(AbortTransactionRequest(transactional_id=NAME, forget=True))
+
+    with mock.patch.object(world, "meanwhile", meanwhile):
+        following = program.begin()
+        assert following is not None
+        following.commit()
+    assert world.committed()[0] == attempt
+    assert len(world.committed()) == 2
+    return following.previous
+
+
+def test_a_commit_that_arrives_behind_the_question_is_not_called_an_abort() -> None:
+    """Nor where the id is forgotten before the next question."""
+    assert commit_arrives_behind_the_question(is_forgotten=False) == "committed"
+    assert commit_arrives_behind_the_question(is_forgotten=True) == "unknown"
+    with planted((FORGOTTEN_SINCE,)):
+        assert commit_arrives_behind_the_question(is_forgotten=True) == "aborted"

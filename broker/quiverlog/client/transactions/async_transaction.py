@@ -109,7 +109,6 @@ class AsyncHolder:
         self._single_use = single_use
         # Of the question, not its answer: the coordinator counts from between the two.
         self._opened_s = -math.inf
-        self._has_reopened = False
         self._epoch_min = 0
         self._staging: tuple[StagingCore, AsyncHostedCore] | None = None
         self._lock = threading.Lock()
@@ -152,7 +151,7 @@ class AsyncHolder:
         """
         if self.unanswered is not None:
             self.previous = await self._resolve(self.unanswered, timeout_s)
-            self.unanswered, self._has_reopened = None, False
+            self.unanswered = None
         if self.unaborted is not None:
             await self.leave()
             with contextlib.suppress(*_ENDED):
@@ -284,32 +283,36 @@ class AsyncHolder:
 
     async def _resolve(self, request: CommitTransactionRequest, timeout_s: float) -> Outcome:
         """Return what became of a commit without an answer."""
-        if not self._has_reopened:
-            try:
-                return await self._asked_again(request, timeout_s)
-            except TransactionFenced as error:
-                # Another client holds the id, and is not fenced for the sake of what is past.
-                error.add_note(f"What became of transaction {request.sequence} is not known.")
-                raise
-            except UnknownTransactionalId:
-                return "unknown"  # Forgotten: its epoch is over in any case.
-            except QuiverlogError as error:
-                if error.retriable or isinstance(error, CommitUnknown):
-                    raise
-            # Not committed yet. It may be, until its epoch has ended.
-            await self.leave()
-            self._instance = os.urandom(_INSTANCE_BYTES)
-            self._has_reopened = True
-        opened = await self.run(
-            open_transaction(self.cluster, self._request(), timeout_s=timeout_s)
-        )
-        self._learn(opened)
+        why = f"What became of transaction {request.sequence} is not known."
         try:
             return await self._asked_again(request, timeout_s)
-        except (SequenceTaken, TransactionClosed, TransactionFenced):
-            return "aborted"
-        except (SequenceTooOld, UnknownTransactionalId):
+        except TransactionFenced as error:
+            # Another client holds the id, and is not fenced for the sake of what is past.
+            error.add_note(why)
+            raise
+        except SequenceTooOld:
+            self._instance = os.urandom(_INSTANCE_BYTES)
             return "unknown"  # Another client has held the id in between.
+        except UnknownTransactionalId:
+            return "unknown"  # Forgotten: its epoch is over in any case.
+        except SequenceTaken:
+            return "aborted"  # By other attempts of its epoch.
+        except QuiverlogError as error:
+            if error.retriable or isinstance(error, CommitUnknown):
+                raise
+        # Not committed yet. It may be, until its epoch has ended. No OPEN ends it: the id may be
+        # forgotten before, with what has committed meanwhile, and the OPEN makes it anew.
+        await self.leave()
+        ending = AbortTransactionRequest(
+            transactional_id=self.name, epoch=request.epoch, sequence=request.sequence
+        )
+        try:
+            return "committed" if await self.abort(ending, timeout_s) else "aborted"
+        except TransactionFenced as error:
+            error.add_note(why)
+            raise
+        except (SequenceTooOld, UnknownTransactionalId):
+            return "unknown"  # Forgotten since the question before.
 
     async def _asked_again(self, request: CommitTransactionRequest, timeout_s: float) -> Outcome:
         decided = replace(request, wait=0)
