@@ -85,8 +85,17 @@ def test_a_read_task(broker: BrokerProcess, metadata: str) -> None:
     assert "pandas" not in loaded
 
 
-@pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
-@pytest.mark.parametrize("topic", ["t", "keyed", "unkeyed"])
+@pytest.mark.parametrize(
+    ("topic", "mode"),
+    [
+        ("t", "exactly_once"),
+        ("keyed", "at_least_once"),
+        ("unkeyed", "exactly_once"),
+        pytest.param("t", "at_least_once", marks=pytest.mark.long),
+        pytest.param("keyed", "exactly_once", marks=pytest.mark.long),
+        pytest.param("unkeyed", "at_least_once", marks=pytest.mark.long),
+    ],
+)
 def test_the_planning_of_a_write_and_its_task(broker: BrokerProcess, topic: str, mode: str) -> None:
     """PySpark itself imports pandas after our part of a writing task, to send back its report."""
     loaded = modules_of(WRITE, broker.bootstrap, topic, mode)

@@ -267,6 +267,7 @@ def test_of_two_processes_on_copies_of_a_disk_the_one_that_lives_keeps_the_place
     rows.check()
 
 
+@pytest.mark.long
 def test_a_copy_of_a_disk_has_the_place_when_the_session_of_the_first_has_ended(
     tmp_path: Path,
 ) -> None:
@@ -301,6 +302,7 @@ def test_a_copy_of_a_disk_has_the_place_when_the_session_of_the_first_has_ended(
         rows.check()
 
 
+@pytest.mark.long
 def test_a_disk_of_a_voter_in_an_earlier_state_does_not_take_the_place_of_the_newer_one(
     brokers: Brokers, tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def replicas(cluster: LocalCluster, topic: str) -> list[list[int]]:
     return [one["replicas"] for one in asked(cluster, "partition", "list", "--topic", topic)]
 
 
+@pytest.mark.long
 def test_all_of_it_under_load(cluster: LocalCluster, tmp_path: Path) -> None:
     load = ClusterLoad(cluster.bootstrap, "t", partitions=6, replication_factor=2)
     move = ("partition", "reassign", "t")
@@ -220,6 +221,7 @@ def test_a_move_outlives_its_command_and_its_controller(cluster: LocalCluster) -
             cluster.brokers[controller].wait_until_ready(60.0)
 
 
+@pytest.mark.long
 def test_a_target_that_is_dead_is_refused_and_no_caller_is_left_waiting(
     cluster: LocalCluster,
 ) -> None:

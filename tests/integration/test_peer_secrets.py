@@ -366,6 +366,7 @@ def warnings(cluster: Secrets) -> list[int]:
     return [one.log_text.count(event) for one in cluster.brokers.values()]
 
 
+@pytest.mark.long
 def test_a_running_cluster_gets_its_first_secret(tmp_path: Path) -> None:
     secret = make_secret()
     with contextlib.ExitStack() as stack:

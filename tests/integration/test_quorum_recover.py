@@ -174,6 +174,7 @@ def test_an_empty_directory_is_no_advice(tmp_path: Path, *, is_there: bool) -> N
     assert "or to an empty one" not in answer
 
 
+@pytest.mark.long
 def test_killed_at_each_write_it_can_be_typed_again(tmp_path: Path, brokers: Brokers) -> None:
     """A real process, ended behind each of its writes, flushes and renames."""
     brokers.throw_away(2, 3)

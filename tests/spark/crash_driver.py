@@ -42,13 +42,14 @@ def main(bootstrap: str, topic: str, checkpoint: str, rows: str, batch: str, poi
         )
         .load()
     )
-    stream.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).start()
+    query = stream.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).start()
     committed = Path(checkpoint) / "commits" / batch
     deadline = time.monotonic() + 280
-    while time.monotonic() < deadline:
+    while query.isActive and time.monotonic() < deadline:
         if point == "after-commit" and committed.exists():
             die()
-        time.sleep(0.005)
+        time.sleep(0.02)
+    sys.exit(f"the query ended: {query.exception()}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import TypeVar
 __all__ = ["slack", "until"]
 
 T = TypeVar("T")
-_EVERY_S = 0.02
+_EVERY_S = 0.05
 
 
 def slack() -> float:

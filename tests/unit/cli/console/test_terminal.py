@@ -22,6 +22,7 @@ from quiverlog.cli.formats.write_files import open_sink
 
 EVIL = "\x1b]0;title\x07\x1b[31mred\x9b31m\u202eright\u2066to\x7fleft\r\u200f"
 SHOWN_AS_IS = "grüße 一"
+END = "--- the end of a way ---"
 STEERING = [c.encode() for c in "\x1b\x07\x9b\u202e\u2066\x7f\u200f"]
 
 PROGRAM = f"""
@@ -62,8 +63,10 @@ def show(way):
         with open_sink("-", way, batch.schema) as sink:
             sink.write(batch)
 
-show(sys.argv[1])
-flush_output(0)
+for way in sys.argv[1:]:
+    show(way)
+    flush_output(0)
+    print({END!r}, flush=True)
 """
 WAYS = ["print", "write", "bytes", "echo", "stderr", "report", "fields", "rich", "document"]
 FORMATS = ["table", "json", "csv"]
@@ -96,28 +99,38 @@ def on_terminal(*words: str, term: str = "xterm") -> bytes:
     return shown
 
 
+def shown(*ways: str, term: str = "xterm") -> dict[str, bytes]:
+    """What each way shows, by one program."""
+    *parts, rest = on_terminal(PROGRAM, *ways, term=term).split(END.encode() + b"\r\n")
+    assert not rest
+    return dict(zip(ways, parts, strict=True))
+
+
+@pytest.fixture(scope="module")
+def shown_by() -> dict[str, bytes]:
+    return shown(*WAYS, *FORMATS)
+
+
 @pytest.mark.parametrize("way", [*WAYS, *FORMATS])
-def test_no_way_of_printing_steers_a_terminal(way: str) -> None:
-    shown = on_terminal(PROGRAM, way)
-    shown = shown.replace(b"\x1b[1m", b"").replace(b"\x1b[0m", b"")  # rich's own bold head
-    assert b"31mred" in shown
-    assert SHOWN_AS_IS.encode() in shown
-    assert [code for code in STEERING if code in shown] == []
-    assert b"\r" not in shown.replace(b"\r\n", b"")
+def test_no_way_of_printing_steers_a_terminal(shown_by: dict[str, bytes], way: str) -> None:
+    text = shown_by[way].replace(b"\x1b[1m", b"").replace(b"\x1b[0m", b"")  # rich's own bold head
+    assert b"31mred" in text
+    assert SHOWN_AS_IS.encode() in text
+    assert [code for code in STEERING if code in text] == []
+    assert b"\r" not in text.replace(b"\r\n", b"")
 
 
 @pytest.mark.parametrize(
     ("term", "between"), [("xterm", b"\x1b[2J\x1b[H"), ("dumb", b""), ("", b"")]
 )
 def test_a_screen_is_cleared_behind_the_shield(term: str, between: bytes) -> None:
-    shown = on_terminal(PROGRAM, "clear", term=term)
-    assert shown == b"before\r\n" + between + b"after\r\n"
+    assert shown("clear", term=term)["clear"] == b"before\r\n" + between + b"after\r\n"
 
 
-def test_json_on_a_terminal_is_json() -> None:
-    lines = on_terminal(PROGRAM, "json").decode().splitlines()
+def test_json_on_a_terminal_is_json(shown_by: dict[str, bytes]) -> None:
+    lines = shown_by["json"].decode().splitlines()
     assert [json.loads(line) for line in lines] == [{EVIL: EVIL}, {EVIL: SHOWN_AS_IS}]
-    assert json.loads(on_terminal(PROGRAM, "document")) == {EVIL: EVIL + SHOWN_AS_IS}
+    assert json.loads(shown_by["document"]) == {EVIL: EVIL + SHOWN_AS_IS}
 
 
 @pytest.mark.parametrize("file_format", ["json", "csv"])

@@ -47,7 +47,12 @@ ERRORS: Final[dict[str, tuple[int, ...]]] = {
     "poll": (errno.ENOMEM,),
 }  # fmt: skip
 """What the system answers, call by call: the first at every place of the course."""
-CASES: Final = [(name, number) for name, numbers in ERRORS.items() for number in numbers]
+CASES: Final = [
+    pytest.param(name, number, marks=[pytest.mark.long] * (number != numbers[0]))
+    for name, numbers in ERRORS.items()
+    for number in numbers
+]
+"""The client tells few errors of one call apart."""
 CALLS_MAX: Final = 1_000
 PLACES: Final = 2
 """At which all but the first error of a call are given: the client tells few of them apart."""
