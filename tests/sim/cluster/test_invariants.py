@@ -264,8 +264,8 @@ def test_a_log_start_inside_of_a_batch_hides_none_of_the_rest() -> None:
 
 
 def test_an_unclean_election_counts_though_only_a_broker_that_starts_applies_it() -> None:
-    """It logs nothing then. Simulated seed 900709688 had one, and its lost rows were complained
-    of."""
+    """Such a broker logs nothing then. Simulated seed 900709688 had one, and its lost rows were
+    complained of."""
     rules = Invariants()
     rules.look = Mock()  # type: ignore[method-assign]
     rules.committed(KEY, "t-0 on node-1", 0, 7, 1)
