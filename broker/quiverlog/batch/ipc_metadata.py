@@ -101,14 +101,15 @@ class IpcShape:
         walked = _read(sample)._replace(as_sample=True)
         assert self.read(sample) == walked, "both readers find the same numbers"
 
-    def read(self, message: memoryview) -> IpcMetadata | None:
+    def read(self, message: memoryview, size: int | None = None) -> IpcMetadata | None:
+        """`size`: of the whole message, of which `message` is the beginning."""
         if len(message) < self.body_at:
             return None
         found = self._unpack(message)
         if self._others(found) != self._fixed:
             return None
         body_bytes = found[self._body_bytes]
-        if not 0 <= body_bytes <= len(message) - self.body_at:
+        if not 0 <= body_bytes <= (len(message) if size is None else size) - self.body_at:
             return None
         return IpcMetadata(
             self.body_at,

@@ -77,6 +77,18 @@ def test_a_body_that_is_not_there_is_left_to_the_walk_which_refuses_it(shape: Ip
         read_ipc_metadata(cut)
 
 
+def test_the_beginning_of_a_message_is_enough_where_its_size_is_known(shape: IpcShape) -> None:
+    whole = memoryview(message(1000))
+    begun = whole[: shape.body_at]
+    read = shape.read(whole)
+    assert read is not None
+    size = shape.body_at + read.body_bytes
+    assert shape.read(begun, size) == shape.read(begun, size + 1) == read
+    assert shape.read(begun, size - 1) is None
+    assert shape.read(begun[:-1], size) is None
+    assert shape.read(begun) is None
+
+
 def test_a_compressed_sample_has_no_shape() -> None:
     with pytest.raises(ValueError, match="no place"):
         IpcShape(memoryview(message(7, codec="lz4")))

@@ -223,7 +223,7 @@ class Fetches:
         self.requests.append(Request(pending, source, offsets, self._clock()))
 
     def failed(self, partitions: Iterable[int], error: QuiverlogError, since_s: float) -> Trouble:
-        """Have partitions wait for their next try, and return the one that fails for longest.
+        """Have partitions wait for their next try; return the one that fails for longest.
 
         Raises an error that does not pass.
         """

@@ -10,14 +10,17 @@ an error only when all targets have acknowledged them, or where the log start ha
 from __future__ import annotations
 
 import heapq
+import struct
 from array import array
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from operator import add
 from typing import Any, Final, Literal, NamedTuple, overload
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.batch.ipc_metadata import read_ipc_metadata
+from quiverlog.batch.structure import plan_of
 from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS, STAGED
 from quiverlog.core.partition.levels import safe_offset
 from quiverlog.core.partition.partition import PartitionState
@@ -121,7 +124,11 @@ class _Columns:
 
     def __init__(self, header: BatchHeader, view: memoryview) -> None:
         message = view[BATCH_HEADER_BYTES:]
-        metadata = read_ipc_metadata(message, header.total_bytes - BATCH_HEADER_BYTES)
+        size = header.total_bytes - BATCH_HEADER_BYTES
+        # Nearly all are of this library's encoder.
+        shape = plan_of(_SCHEMA).shape
+        metadata = shape.read(message, size) if shape is not None else None
+        metadata = metadata or read_ipc_metadata(message, size)
         if metadata.compression is not Compression.NONE:
             raise CorruptBatch("a staged batch is not compressed.")
         if len(metadata.buffers) != 2 * _BUFFERS or metadata.row_count != header.row_count:
@@ -132,26 +139,25 @@ class _Columns:
         body_at = BATCH_HEADER_BYTES + metadata.body_at
         # The payload is the last buffer, as all encoders write it; where not, it is read, too.
         last = 2 * (_BATCH + 1)
-        ends = [
-            at + size
-            for at, size in zip(self._buffers[:last:2], self._buffers[1:last:2], strict=True)
-        ]
+        ends = map(add, self._buffers[:last:2], self._buffers[1:last:2])
         self.needed = min(body_at + max(ends), header.total_bytes)
 
-    def numbers(self, buffer: int, code: _Code) -> Sequence[int]:
-        size = _SIZES[code]
+    def numbers(self, buffer: int, code: _Code) -> tuple[int, ...]:
         count = self.row_count + (buffer in (_ID, _ATTEMPT, _TOPIC_ID, _BATCH))
         at, length = self._buffers[2 * buffer : 2 * buffer + 2]
-        data = self._body[at : at + count * size]
-        if length < count * size or len(data) < count * size:
-            raise CorruptBatch("a column of a staged batch is too short.")
-        return data.cast(code).tolist()
+        try:
+            if length >= count * _SIZES[code]:
+                return struct.unpack_from(f"<{count}{code}", self._body, at)
+        except struct.error:
+            pass
+        raise CorruptBatch("a column of a staged batch is too short.")
 
     def values(self, buffer: int) -> list[memoryview]:
         ends = self.numbers(buffer, "i")
         at, length = self._buffers[2 * buffer + 2 : 2 * buffer + 4]
         data = self._body[at : at + length]
-        if any(first > end for first, end in pairwise((0, *ends, len(data)))):
+        bounds = [0, *ends, len(data)]
+        if bounds != sorted(bounds):
             raise CorruptBatch("the ends of a column of a staged batch are wrong.")
         return [data[first:end] for first, end in pairwise(ends)]
 
@@ -161,8 +167,9 @@ class _Columns:
         return [end - first for first, end in pairwise(ends)]
 
 
-def _records(header: BatchHeader, columns: _Columns) -> Iterator[tuple[int, Any]]:
-    kinds = columns.numbers(_KIND, "b")
+def _records(
+    header: BatchHeader, kinds: Sequence[int], columns: _Columns
+) -> Iterator[tuple[int, Any]]:
     names = [str(name, "utf-8") for name in columns.values(_ID)]
     epochs, sequences = columns.numbers(_EPOCH, "q"), columns.numbers(_SEQUENCE, "q")
     if any(kinds):
@@ -173,19 +180,24 @@ def _records(header: BatchHeader, columns: _Columns) -> Iterator[tuple[int, Any]
             key = (names[row], epochs[row], sequences[row])
             yield header.base_offset + row, decode_row(kind, *key, bytes(values[row]))
         return
-    attempts, topic_ids = columns.values(_ATTEMPT), columns.values(_TOPIC_ID)
-    partitions, row_counts = columns.numbers(_PARTITION, "i"), columns.numbers(_ROW_COUNT, "i")
-    for row, byte_count in enumerate(columns.sizes()):
-        attempt, topic_id = bytes(attempts[row]), bytes(topic_ids[row])
-        if len(attempt) != TRANSACTION_ATTEMPT_BYTES or len(topic_id) != _TOPIC_ID_BYTES:
+    rows = zip(
+        names,
+        epochs,
+        sequences,
+        map(bytes, columns.values(_ATTEMPT)),
+        map(bytes, columns.values(_TOPIC_ID)),
+        columns.numbers(_PARTITION, "i"),
+        columns.numbers(_ROW_COUNT, "i"),
+        columns.sizes(),
+        strict=True,
+    )
+    for offset, staged in enumerate(map(StagedRow._make, rows), header.base_offset):
+        sizes = len(staged.attempt), len(staged.topic_id)
+        if sizes != (TRANSACTION_ATTEMPT_BYTES, _TOPIC_ID_BYTES):
             raise CorruptBatch("an attempt or a topic id of a staged row has a wrong length.")
-        if byte_count < 0 or row_counts[row] < 1:
+        if staged.byte_count < 0 or staged.row_count < 1:
             raise CorruptBatch("a staged row has an impossible size.")
-        key = (names[row], epochs[row], sequences[row])
-        yield (
-            header.base_offset + row,
-            StagedRow(*key, attempt, topic_id, partitions[row], row_counts[row], byte_count),
-        )
+        yield offset, staged
 
 
 class StagedKind:
@@ -212,9 +224,11 @@ class StagedKind:
             columns = _Columns(header, prefix)
             if columns.needed > len(prefix) or columns.needed == header.total_bytes:
                 columns = _Columns(header, read(columns.needed))
-            if any(columns.numbers(_KIND, "b")):
+            kinds = columns.numbers(_KIND, "b")
+            if any(kinds):
                 columns = _Columns(header, read(header.total_bytes))
-            return list(_records(header, columns))
+                kinds = columns.numbers(_KIND, "b")
+            return list(_records(header, kinds, columns))
         except (UnicodeDecodeError, CorruptLog, UnsupportedFormat) as error:
             raise CorruptBatch(f"a staged row cannot be read: {error}.") from error
 
