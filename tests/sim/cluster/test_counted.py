@@ -77,12 +77,12 @@ def test_the_list_of_epochs_agrees_with_the_batches() -> None:
     ("shape", "what"),
     [
         (STRANDED, "leader stranded"),
-        (NEWBORN, "leader stranded"),
         (LEAN, "leader lean"),
         (HANDED, "handovers"),
         (FLUSHED, "power lost after a cut"),
-        (JOINING, "joiner lost"),
-        (NO_CONTROLLER, "cut off from the controller"),
+        pytest.param(NEWBORN, "leader stranded", marks=pytest.mark.long),
+        pytest.param(JOINING, "joiner lost", marks=pytest.mark.long),
+        pytest.param(NO_CONTROLLER, "cut off from the controller", marks=pytest.mark.long),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -8,6 +8,8 @@ import itertools
 import random
 from pathlib import Path
 
+import pytest
+
 import quiverlog
 from quiverlog.core.partition.partition import PartitionState
 from quiverlog.node.metadata import quorum
@@ -109,6 +111,7 @@ def test_no_seed_has_hours_without_faults_and_load() -> None:
         assert not tempo.quiet or (tempo.quiet_faults > 0 and tempo.quiet_load > 0)
 
 
+@pytest.mark.long
 def test_a_slow_cluster_keeps_every_promise() -> None:
     result = simulate(3, duration_ms=1_000, shape={"tempo": _SLOW})
     assert result.tempo is _SLOW
