@@ -4,8 +4,8 @@
     python examples/topic_backup.py restore FILE.parquet TOPIC [host:port]
 
 Kept: columns, key columns, settings, the partition of each row, the order in it, and each row's
-time. Offsets begin at 0 again; `restore` prints which they were. It makes the topic: if it is cut
-off, delete that and begin again.
+time; `retention.ms` counts from the restore. Offsets begin at 0 again; `restore` prints which they
+were. It makes the topic: if it is cut off, delete that and begin again.
 """
 
 from __future__ import annotations
@@ -50,12 +50,14 @@ def restore(client: quiverlog.Client, path: str, topic: str) -> None:
     about = json.loads(file.schema_arrow.metadata[ABOUT])
     names = [name for name in file.schema_arrow.names if name not in PLACE]
     schema = pa.schema([file.schema_arrow.field(name) for name in names])
+    # Bounds on the times of new rows, and the leader's own clock, come when the old rows are there.
+    later = {k: v for k, v in about["config"].items() if k.startswith("message.timestamp.")}
     client.create_topic(
         topic,
         schema,
         partitions=about["partitions"],
         key=about["key"] or None,
-        config=about["config"],
+        config={k: v for k, v in about["config"].items() if k not in later},
     )
     schema_id = client.schemas(topic).current_id
     first: dict[int, int] = {}
@@ -73,6 +75,8 @@ def restore(client: quiverlog.Client, path: str, topic: str) -> None:
             client.raw_produce(topic, {partition: [batch]})
             first.setdefault(partition, offsets[at[0]])
             last[partition] = offsets[at[-1]]
+    if later:
+        client.alter_topic(topic, config=later)
     for partition, offset in sorted(first.items()):
         print(f"partition {partition}: offsets {offset} to {last[partition]} begin at 0 now")
 
@@ -84,4 +88,10 @@ def main(action: str, source: str, target: str, bootstrap: str | None = None) ->
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    words = sys.argv[1:]
+    if len(words) not in (3, 4) or words[0] not in ("save", "restore"):
+        sys.exit(__doc__)
+    try:
+        main(*words)
+    except (quiverlog.QuiverlogError, OSError, pa.ArrowException) as error:
+        sys.exit(f"topic_backup: {error}")

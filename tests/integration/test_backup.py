@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +10,16 @@ import pytest
 
 import quiverlog
 from tests.support.broker import BrokerProcess
-from tests.support.pages import ROOT, blocks
+from tests.support.pages import ROOT, blocks, typed
 
 pytestmark = pytest.mark.process
 PAGE = ROOT / "docs" / "backup.md"
-COPY, RESTORE, TOPIC = [b.text for b in blocks(PAGE, "sh") if b.why_not is None]
+COPY, RESTORE, TOPIC = [
+    b.text.replace("examples/", f"{ROOT}/examples/")
+    for b in blocks(PAGE, "sh")
+    if b.why_not is None
+]
+NOWHERE = "127.0.0.1:1"
 SCHEMA = pa.schema(
     [
         pa.field("city", pa.string(), nullable=False),
@@ -29,22 +31,6 @@ SCHEMA = pa.schema(
         pa.field("bytes", pa.binary()),
     ]
 )
-
-
-def typed(script: str, directory: Path, bootstrap: str = "127.0.0.1:1") -> str:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-eu"],
-        input=script.replace("examples/", f"{ROOT}/examples/"),
-        cwd=directory,
-        env=os.environ | {"PATH": path, "QUIVERLOG_BOOTSTRAP_SERVER": bootstrap},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def send(client: quiverlog.Client, first: int, count: int) -> None:
@@ -65,13 +51,13 @@ def test_one_broker_comes_back_as_it_was_copied(is_orderly: bool, tmp_path: Path
             client.create_topic("trips", "n long")
             send(client, 0, 100)
         assert (broker.stop() == 0) if is_orderly else (broker.kill() is None)
-        typed(COPY, tmp_path)
+        typed(COPY, tmp_path, NOWHERE)
         broker.start()
         with quiverlog.connect(broker.bootstrap) as client:
             send(client, 100, 100)
             assert numbers(client) == list(range(200))
         broker.stop()
-        typed(RESTORE, tmp_path)
+        typed(RESTORE, tmp_path, NOWHERE)
         broker.start()
         with quiverlog.connect(broker.bootstrap) as client:
             assert numbers(client) == list(range(100))
@@ -103,7 +89,9 @@ def seen(client: quiverlog.Client, topic: str) -> Seen:
 
 def test_a_topic_goes_to_parquet_and_back(client: quiverlog.Client, tmp_path: Path) -> None:
     """Columns, keys, settings, order and times are kept; offsets begin at 0, and are printed."""
-    settings = {"retention.ms": -1, "durability": "memory"}
+    settings: dict[str, str | int] = {"retention.ms": 3_600_000, "durability": "memory"}
+    # These would stamp or refuse the old rows.
+    settings |= {"message.timestamp.type": "LogAppendTime", "message.timestamp.before.max.ms": 1}
     client.create_topic("trips", SCHEMA, partitions=3, key=["city"], config=settings)
     with client.producer("trips") as producer:
         for n in range(40):
@@ -128,3 +116,20 @@ def test_a_topic_goes_to_parquet_and_back(client: quiverlog.Client, tmp_path: Pa
     assert {k: v.value for k, v in new.configs.items()} == {
         k: v.value for k, v in old.configs.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("", "Save a topic as one Parquet file"),
+        ("keep trips trips.parquet", "Save a topic as one Parquet file"),
+        ("save trips trips.parquet " + NOWHERE, "topic_backup: Cannot connect to 127.0.0.1:1"),
+    ],
+)
+def test_what_cannot_be_done_is_said_without_a_traceback(
+    words: str, reason: str, tmp_path: Path
+) -> None:
+    script = f"python {ROOT}/examples/topic_backup.py {words} 2>&1 || true"
+    printed = typed(script, tmp_path, NOWHERE)
+    assert printed.startswith(reason)
+    assert "Traceback" not in printed

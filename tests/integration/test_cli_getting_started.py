@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.broker import BrokerProcess
+from tests.support.pages import typed
 
 pytestmark = pytest.mark.process
 
@@ -25,24 +24,6 @@ def blocks(heading: str) -> list[tuple[str, str]]:
     return FENCE.findall(section)
 
 
-def typed(script: str, broker: BrokerProcess, directory: Path) -> str:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("QUIVERLOG_")}
-    environment["QUIVERLOG_BOOTSTRAP_SERVER"] = broker.bootstrap
-    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    done = subprocess.run(
-        ["bash", "-eu"],
-        input=script,
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_commands_of_the_page_work(tmp_path: Path):
     with BrokerProcess() as broker:
         ((_, ready),) = [b for b in blocks("A broker") if not b[0]]
@@ -51,18 +32,18 @@ def test_the_commands_of_the_page_work(tmp_path: Path):
         assert re.fullmatch(fixed, broker.ready_line.strip())
 
         ((_, create),) = blocks("A topic")
-        assert "price" in typed(create, broker, tmp_path)
+        assert "price" in typed(create, tmp_path, broker.bootstrap)
 
         (_, fill), (_, shown) = blocks("Rows in, rows out")
-        assert typed(fill, broker, tmp_path).endswith(shown)
+        assert typed(fill, tmp_path, broker.bootstrap).endswith(shown)
         for words in re.findall(r"`(--\S+ [^`]+)`", PAGE.partition("## Rows in")[2]):
             if words.startswith(("--from 0", "--from 2", "--columns")):
                 limited = words.replace("0=17", "0=1")
-                typed(f"quiverlog consume --topic trips {limited}", broker, tmp_path)
+                typed(f"quiverlog consume --topic trips {limited}", tmp_path, broker.bootstrap)
 
         ((_, python),) = blocks("Python")
         assert "127.0.0.1:9292" in python
         program = python.replace("127.0.0.1:9292", broker.bootstrap)
-        out = typed(f"{sys.executable} - <<'END'\n{program}\nEND", broker, tmp_path)
+        out = typed(f"{sys.executable} - <<'END'\n{program}\nEND", tmp_path, broker.bootstrap)
         assert "Pune" in out
         assert "Oslo" in out

@@ -1,8 +1,9 @@
 """The code blocks of a guide, run as one script.
 
 Owns how blocks are found, and how they are run: those of Python one after the other in one
-namespace, with `await` allowed outside of functions, under the page's own line numbers. Of a page
-only the broker's address is changed. A block that cannot run has its reason in a comment before it:
+namespace, with `await` allowed outside of functions, under the page's own line numbers; those of a
+shell as a reader types them, with the tests' interpreter. Of a page only the broker's address is
+changed. A block that cannot run has its reason in a comment before it:
 
     <!-- not run: needs Docker -->
 """
@@ -12,12 +13,15 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["ADDRESS", "CODE", "ROOT", "Block", "blocks", "guides", "run_python"]
+__all__ = ["ADDRESS", "CODE", "ROOT", "Block", "blocks", "guides", "run_python", "typed"]
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "127.0.0.1:9292"
@@ -81,3 +85,22 @@ def run_python(
         ran += 1
     assert ran > 0, f"no block of {page.name} was run"
     return names
+
+
+def typed(script: str, directory: Path, bootstrap: str) -> str:
+    """What a shell prints that runs the script there, with these brokers as the default ones."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("QUIVERLOG_")}
+    environment["QUIVERLOG_BOOTSTRAP_SERVER"] = bootstrap
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    done = subprocess.run(
+        ["bash", "-eu"],
+        input=script,
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
