@@ -8,8 +8,10 @@ takes long.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
+import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from logging import Logger as StandardLogger
@@ -28,6 +30,8 @@ __all__ = ["HttpServer", "prefers_openmetrics"]
 PAGE_S: Final = 1.0
 """A page of this age is answered again: for a new one the broker asks all others."""
 _PAGE: Final = "page"
+_PAGE_SHARE: Final = 0.8
+"""Of the time for an answer: after that the page's client gets 503, before it is cut off."""
 
 HEAD_BYTES_MAX: Final = 8_192
 """Bound on all bytes of a connection up to the end of its request's head."""
@@ -143,9 +147,16 @@ class HttpServer:
     async def _answer_page(self, _request: web.Request) -> web.Response:
         assert self._render_page is not None
         render = self._render_page
-        return await self._rendered_once(
-            _PAGE, lambda: (render().encode(), "text/html; charset=utf-8")
-        )
+        bound_s = self.request_s() * _PAGE_SHARE
+        page = self._rendered_once(_PAGE, lambda: (render().encode(), "text/html; charset=utf-8"))
+        try:
+            return await asyncio.wait_for(page, bound_s)
+        except TimeoutError:
+            text = (
+                f"The brokers have not all answered within {bound_s:g} s. Load the page again, or "
+                "type `quiverlog cluster brokers`, which waits longer.\n"
+            )
+            return web.Response(text=text, status=HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _rendered_once(
         self, kind: str, render: Callable[[], tuple[bytes, str]]
@@ -153,7 +164,10 @@ class HttpServer:
         # One rendering of a kind at a time, shared: clients cannot pile up threads.
         rendering = self._rendering.get(kind)
         if rendering is None:
-            rendering = asyncio.get_running_loop().run_in_executor(None, render)
+            if kind == _PAGE:
+                rendering = _in_daemon(render)
+            else:
+                rendering = asyncio.get_running_loop().run_in_executor(None, render)
             self._rendering[kind] = rendering
             rendering.add_done_callback(lambda done: self._rendered(kind, done))
         text, content_type = await asyncio.shield(rendering)
@@ -176,6 +190,36 @@ class HttpServer:
         if reason:
             return web.json_response({"status": "not ready", "reason": reason}, status=503)
         return web.json_response({"status": "ready"})
+
+
+def _in_daemon(render: Callable[[], tuple[bytes, str]]) -> asyncio.Future[tuple[bytes, str]]:
+    """Render in a thread for which the end of the process does not wait.
+
+    The page asks other brokers; a frozen one answers after seconds or never.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[bytes, str]] = loop.create_future()
+
+    def settle(text: tuple[bytes, str] | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if text is not None:
+            done.set_result(text)
+        else:
+            assert error is not None
+            done.set_exception(error)
+
+    def run() -> None:
+        text, error = None, None
+        try:
+            text = render()
+        except Exception as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # The loop is closed: the broker has stopped.
+            loop.call_soon_threadsafe(settle, text, error)
+
+    threading.Thread(target=run, name="quiverlog-page", daemon=True).start()
+    return done
 
 
 class HttpConnection(web.RequestHandler):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from unittest.mock import Mock
@@ -89,6 +90,61 @@ def test_a_page_is_made_once_for_all_that_ask_in_a_second(
 
     asyncio.run(run())
     assert made == [True] * 2
+
+
+def test_a_page_that_takes_long_is_answered_in_time_and_delays_no_stop() -> None:
+    let_go = threading.Event()
+    ended = threading.Event()
+
+    def page() -> str:
+        let_go.wait(30)
+        ended.set()
+        return "late"
+
+    async def run() -> None:
+        server = HttpServer(
+            render_metrics=lambda _kind: (b"", ""), render_page=page, not_ready=str,
+            connections_max=lambda: 9, request_s=lambda: 0.5, metrics=ServerMetrics(), log=Mock(),
+        )  # fmt: skip
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            sock.setblocking(False)
+            await server.start(sock)
+            async with ClientSession() as session:
+                answer = await session.get(f"http://127.0.0.1:{sock.getsockname()[1]}/")
+                assert answer.status == HTTPStatus.SERVICE_UNAVAILABLE
+                assert "have not all answered within 0.4 s" in await answer.text()
+            await server.close()
+
+    asyncio.run(run())
+    assert not ended.is_set(), "the stop has waited for the page"
+    let_go.set()
+    assert ended.wait(30)
+
+
+def test_a_page_that_fails_is_an_error_for_its_second() -> None:
+    made = []
+
+    def page() -> str:
+        made.append(True)
+        raise ValueError("broken")
+
+    async def run() -> None:
+        server = HttpServer(
+            render_metrics=lambda _kind: (b"", ""), render_page=page, not_ready=str,
+            connections_max=lambda: 9, request_s=lambda: 10.0, metrics=ServerMetrics(), log=Mock(),
+        )  # fmt: skip
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            sock.setblocking(False)
+            await server.start(sock)
+            url = f"http://127.0.0.1:{sock.getsockname()[1]}/"
+            async with ClientSession() as session:
+                for _ in range(2):
+                    answer = await session.get(url)
+                    assert answer.status == HTTPStatus.INTERNAL_SERVER_ERROR
+            await server.close()
+
+    asyncio.run(run())
+    assert made == [True]
 
 
 def test_an_answer_that_is_not_taken_in_time_is_cut_off() -> None:
