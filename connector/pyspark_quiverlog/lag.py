@@ -132,6 +132,7 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
             addresses = tuple(str(a) for a in parse_addresses(bootstrap_servers))
             self._endpoint = pool.Endpoint(addresses, "spark-lag", 10.0, 10.0)
         self._seen: dict[str, _Seen] = {}
+        self._servers: list[_Server] = []
 
     @property
     def last(self) -> dict[str, Sequence[SourceLag]]:
@@ -166,7 +167,9 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
         return "\n".join(lines) + "\n"
 
     def serve(self, listen: str = "127.0.0.1:9464") -> str:
-        """Answer Prometheus at `/metrics` of this address; returns it, with the port for 0.
+        """Answer Prometheus at `/metrics` of this address, until `close()`; returns the address.
+
+        Port 0 takes a free one.
 
         Raises:
             InvalidArgument: another program has the address, or it is none of this machine.
@@ -177,8 +180,16 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
         except OSError as error:
             reason = f"{address}: {error.strerror}. Take another address, or port 0 for a free one."
             raise InvalidArgument(reason) from error
+        self._servers.append(server)
         Thread(target=server.serve_forever, name="quiverlog-lag", daemon=True).start()
         return str(Address(address.host, server.server_address[1]))
+
+    def close(self) -> None:
+        """End what `serve` began; the addresses are free again."""
+        while self._servers:
+            server = self._servers.pop()
+            server.shutdown()
+            server.server_close()
 
     def instrument(self, meter_provider: MeterProvider | None = None) -> None:
         """Give OpenTelemetry the metrics as gauges; by default its global provider.
@@ -231,6 +242,7 @@ class _Server(ThreadingTCPServer):
 
     allow_reuse_address = True
     daemon_threads = True
+    block_on_close = False
 
     def __init__(self, address: Address, handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -242,7 +254,7 @@ def _handler(text: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
         timeout = _REQUEST_S
 
         def do_GET(self) -> None:
-            body = text().encode() if self.path == "/metrics" else b""
+            body = text().encode() if self.path.partition("?")[0] == "/metrics" else b""
             self.send_response(200 if body else 404)
             self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))

@@ -109,7 +109,7 @@ def test_the_page_is_submitted(cluster: str, broker: Any, client: Any, tmp_path:
     (settings,) = (b.text for b in blocks(PAGE, "ini"))
     (job,) = (b.text for b in blocks(PAGE, "python"))
     logs = "import logging\nlogging.basicConfig(level=logging.INFO)\n"
-    (tmp_path / "job.py").write_text(f"{logs}{job}spark.stop()\n")
+    (tmp_path / "job.py").write_text(f"{logs}{job}")
     (tmp_path / "delays.py").write_text("LATE_MIN = 60\n")
     more = CONF | {"spark.executor.memory": "512m", "spark.cores.max": "2"}
     lines = "".join(f"{key} {value}\n" for key, value in more.items())
@@ -119,11 +119,16 @@ def test_the_page_is_submitted(cluster: str, broker: Any, client: Any, tmp_path:
     rows = [{"carrier": "UA", "delay": 2.0}, {"carrier": "AA", "delay": 95.5}]
     with client.producer("flights") as producer:
         producer.send(rows)
-    assert "spark://master:7077" in script
-    words = f" {broker.bootstrap} {tmp_path / 'checkpoint'}"
+    for of_page, here in {
+        "spark://master:7077": cluster,
+        "broker-1:9292,broker-2:9292": broker.bootstrap,
+        "checkpoints/late": str(tmp_path / "checkpoint"),
+    }.items():
+        assert of_page in script
+        script = script.replace(of_page, here)
     done = subprocess.run(
         ["bash", "-eu"],
-        input=script.replace("spark://master:7077", cluster).rstrip() + words,
+        input=script,
         cwd=tmp_path,
         env={k: v for k, v in environment().items() if not k.startswith("PYSPARK_")}
         | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},

@@ -145,8 +145,23 @@ def test_prometheus_finds_it_at_an_address(monkeypatch: pytest.MonkeyPatch) -> N
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
         assert answer.read().decode() == NAMED
         assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    with urllib.request.urlopen(f"http://{address}/metrics?job=late", timeout=10) as answer:
+        assert answer.read().decode() == NAMED
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"http://{address}/", timeout=10)
+
+
+def test_a_closed_listener_answers_no_more_and_its_address_is_free() -> None:
+    listener = LagListener()
+    addresses = [listener.serve("127.0.0.1:0") for _ in range(2)]
+    listener.close()
+    listener.close()
+    for address in addresses:
+        with pytest.raises(urllib.error.URLError, match="refused"):
+            urllib.request.urlopen(f"http://{address}/metrics", timeout=10)
+    again = listener.serve(addresses[0])
+    assert again == addresses[0]
+    listener.close()
 
 
 def test_an_address_of_ipv6_is_returned_in_brackets() -> None:
