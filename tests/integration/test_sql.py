@@ -204,6 +204,16 @@ def test_a_query_may_come_by_a_pipe(broker, capfd, monkeypatch):
     assert answer(broker, capfd, "--format", "json")[1] == '{"n":10}\n'
 
 
+def test_each_of_several_statements_is_answered(broker, capfd, tmp_path):
+    two = "select 'a;b' as x; select count(*) as n from flights;"
+    assert lines(broker, capfd, two) == [{"x": "a;b"}, {"n": 10}]
+    # Nothing runs where one is not SQL, and a file has room for the last result alone.
+    assert answer(broker, capfd, "select 1 as a; nonsense")[1] == ""
+    path = tmp_path / "last.jsonl"
+    assert answer(broker, capfd, two, "-o", str(path))[0] == 0
+    assert path.read_text() == '{"n":10}\n'
+
+
 def test_watch_asks_again_until_it_is_ended(broker):
     words = ["sql", "select count(*) n from flights", "--format", "json", "--watch", "50ms"]
     command = [sys.executable, "-c", SCRIPT, *words, "-b", broker.bootstrap]

@@ -31,9 +31,9 @@ __all__ = ["status", "status_page"]
 _PAGE_S: Final = 4.0
 """For the look at the brokers; each question for warnings after it takes at most half as long."""
 _STYLE: Final = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:75em;padding:0 1em}"
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:90em;padding:0 1em}"
     "table{border-collapse:collapse;display:block;overflow-x:auto}"
-    "td,th{padding:.2em .8em;border-bottom:1px solid #ccc;text-align:left}"
+    "td,th{padding:.2em .5em;border-bottom:1px solid #ccc;text-align:left}"
     ".no{color:#b00020}.yes{color:#00693e}"
 )
 

@@ -56,6 +56,8 @@ def watch_option(command: _Command) -> _Command:
     return click.option(
         "--watch",
         type=Span(),
-        metavar="SPAN",
-        help="Ask again after this time (2s, 1m, 500ms), until Ctrl-C.",
+        is_flag=False,
+        flag_value="2s",
+        metavar="[SPAN]",
+        help="Ask again after this time (2s if it is left out; 1m, 500ms), until Ctrl-C.",
     )(command)

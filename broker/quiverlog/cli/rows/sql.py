@@ -203,6 +203,15 @@ def _as_sql(query: str) -> str:
     )
 
 
+def _statements(query: str) -> list[str]:
+    import duckdb
+
+    try:
+        return [statement.query for statement in duckdb.extract_statements(query)]
+    except duckdb.Error:
+        return [query]  # Its error is raised where it runs.
+
+
 def _word_of_no_statement(typed: str) -> str:
     """Return the first word where no statement begins with it, else an empty text."""
     import duckdb
@@ -236,6 +245,12 @@ class _Session:
             print(_HELP)
             return
         query = _as_sql(query)
+        # A file has room for one result: that of the last statement.
+        is_file = self.output != "-" or self.kind.format not in _FOR_PEOPLE
+        for statement in [query] if is_file else _statements(query):
+            self._ask(statement)
+
+    def _ask(self, query: str) -> None:
         self._failures.clear()
         self._make_tables(query)
         with self._own_errors(query), self._running():

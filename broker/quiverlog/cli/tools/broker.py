@@ -14,7 +14,7 @@ from quiverlog.broker_keys import CONFIG_KEYS, flag_of
 from quiverlog.cli.console.failures import CommandFailed, ExitCode
 from quiverlog.cli.console.lean_imports import lean_imports
 from quiverlog.cli.console.options import config_pairs, debug_option
-from quiverlog.settings import Setting
+from quiverlog.settings import Kind, Setting
 
 if TYPE_CHECKING:
     from quiverlog.server.config.config import BrokerConfig
@@ -25,7 +25,8 @@ __all__ = ["broker"]
 def _flag(setting: Setting) -> click.Option:
     text = setting.doc if setting.default == "" else f"{setting.doc} [default: {setting.default}]"
     flag = flag_of(setting.key)
-    metavar = "|".join(setting.choices) or setting.kind.value.upper()
+    of_kind = "LIST" if setting.kind is Kind.OTHER else setting.kind.value.upper()
+    metavar = "|".join(setting.choices) or of_kind
     # A text: `load_config` checks it together with the values of file and environment.
     return click.Option(
         [flag, setting.field],
@@ -67,7 +68,8 @@ def _as_a_broker_imports() -> AbstractContextManager[None]:
 @click.option(
     "--check-config",
     is_flag=True,
-    help="Check the configuration, show what is set and from where, and start nothing.",
+    help="Check all values, the secret's file and the place of the data, show what is set and from "
+    "where, and start nothing. Ports and names are not tried: a broker may be running.",
 )
 @debug_option
 def _broker(
@@ -117,10 +119,25 @@ def _checked(config: BrokerConfig) -> int:
     from quiverlog.wire.config_messages import ConfigSource
 
     read_secret_file(config.cluster_secret_file)
+    _check_place(Path(config.data_dir))
     for key, given in sorted(config.given.items()):
         print(f"{key} = {given.value}  ({ConfigSource(given.source).name.lower()})")
-    print("The configuration is valid.")
+    print("The configuration is valid. Whether ports are free and names resolve was not tried.")
     return ExitCode.OK
+
+
+def _check_place(data_dir: Path) -> None:
+    """Refuse a data directory that can be neither used nor made."""
+    from quiverlog.errors import InvalidConfig
+
+    place = next(p for p in (data_dir, *data_dir.absolute().parents) if p.exists())
+    if not place.is_dir():
+        raise InvalidConfig(f"data.dir {data_dir}: {place} is a file. Name a directory.")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise InvalidConfig(
+            f"data.dir {data_dir}: this user may not write in {place}. Name another directory, or "
+            "start the broker as its owner."
+        )
 
 
 broker = click.command("broker")(_broker)

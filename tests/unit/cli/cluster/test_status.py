@@ -103,7 +103,7 @@ def moments(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         return now
 
     def sleep(seconds: float) -> None:
-        assert seconds == 0.5
+        assert seconds in (0.5, 2.0)
         if not given:
             raise KeyboardInterrupt
 
@@ -132,6 +132,14 @@ def test_a_watch_ends_when_its_reader_does(
     ended = CliRunner().invoke(status.status, ["--watch", "500ms"])
     assert isinstance(ended.exception, BrokenPipeError)
     assert len(moments) == 1
+
+
+def test_a_watch_without_a_span_asks_every_two_seconds(
+    moments: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    moments.append(Seen(cluster()))
+    assert main(["cluster", "status", "--watch"]) == 130
+    assert ", every 2 s" in capsys.readouterr().out
 
 
 def test_a_watch_is_for_people(moments: list[Any], capsys: pytest.CaptureFixture[str]) -> None:

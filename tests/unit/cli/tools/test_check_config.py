@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def test_what_is_set_is_shown_with_its_source_and_nothing_starts(tmp_path: Path)
         "listen = 127.0.0.1:4000  (file)",
         "node.id = 3  (flag)",
         "rack = a  (environment)",
-        "The configuration is valid.",
+        "The configuration is valid. Whether ports are free and names resolve was not tried.",
     ]
     assert done.exit_code == 0
     assert not data.exists()
@@ -40,8 +41,26 @@ def test_what_a_start_would_refuse_is_refused(
     for words, reason in (
         (["--node-id", "x"], "--node-id is 'x'"),
         (["--cluster-secret-file", str(secret)], "every user of this machine may use it"),
+        (["--data-dir", str(secret / "data")], f"{secret} is a file. Name a directory."),
+        (["--data-dir", str(secret)], f"{secret} is a file. Name a directory."),
     ):
         assert main(["broker", "--check-config", *words]) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
         assert reason in captured.err
+
+
+def test_a_place_that_is_closed_to_this_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By what the system answers for the nearest directory that exists: root may write anywhere."""
+    asked = []
+
+    def access(place: Path, mode: int) -> bool:
+        asked.append((place, mode))
+        return False
+
+    monkeypatch.setattr("os.access", access)
+    assert main(["broker", "--check-config", "--data-dir", str(tmp_path / "a" / "b")]) == 2
+    assert f"this user may not write in {tmp_path}." in capsys.readouterr().err
+    assert asked == [(tmp_path, os.W_OK | os.X_OK)]
