@@ -4,8 +4,8 @@
     python examples/topic_backup.py restore FILE.parquet TOPIC [host:port]
 
 Kept: columns, key columns, settings, the partition of each row, the order in it, and each row's
-time; `retention.ms` counts from the restore. Offsets begin at 0 again; `restore` prints which they
-were. It makes the topic: if it is cut off, delete that and begin again.
+time. Offsets begin at 0 again; `restore` prints which they were. If it is cut off, delete the topic
+and begin again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def restore(client: quiverlog.Client, path: str, topic: str) -> None:
     about = json.loads(file.schema_arrow.metadata[ABOUT])
     names = [name for name in file.schema_arrow.names if name not in PLACE]
     schema = pa.schema([file.schema_arrow.field(name) for name in names])
-    # Bounds on the times of new rows, and the leader's own clock, come when the old rows are there.
+    # These would stamp or refuse the old rows.
     later = {k: v for k, v in about["config"].items() if k.startswith("message.timestamp.")}
     client.create_topic(
         topic,

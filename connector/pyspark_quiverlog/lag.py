@@ -105,7 +105,7 @@ METRICS: Final = {
 }
 """Gauges by OpenTelemetry's name: unit, meaning."""
 _REQUEST_S: Final = 10.0
-"""A connection has a thread, and this long to send its request."""
+"""A connection's time to send its request."""
 
 Sample = tuple[dict[str, str], int]
 
@@ -167,9 +167,9 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
         return "\n".join(lines) + "\n"
 
     def serve(self, listen: str = "127.0.0.1:9464") -> str:
-        """Answer Prometheus at `/metrics` of this address, until `close()`; returns the address.
+        """Answer Prometheus at `/metrics` of this address until `close()`.
 
-        Port 0 takes a free one.
+        Returns the address, with the port for 0.
 
         Raises:
             InvalidArgument: another program has the address, or it is none of this machine.
@@ -185,7 +185,7 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
         return str(Address(address.host, server.server_address[1]))
 
     def close(self) -> None:
-        """End what `serve` began; the addresses are free again."""
+        """End what `serve` began."""
         while self._servers:
             server = self._servers.pop()
             server.shutdown()
@@ -238,7 +238,7 @@ def _escaped(text: str) -> str:
 
 
 class _Server(ThreadingTCPServer):
-    """Not `HTTPServer`, which looks up its host's name: seconds where no name server answers."""
+    """Not `HTTPServer`, which looks up its host's name."""
 
     allow_reuse_address = True
     daemon_threads = True

@@ -90,7 +90,6 @@ def seen(client: quiverlog.Client, topic: str) -> Seen:
 def test_a_topic_goes_to_parquet_and_back(client: quiverlog.Client, tmp_path: Path) -> None:
     """Columns, keys, settings, order and times are kept; offsets begin at 0, and are printed."""
     settings: dict[str, str | int] = {"retention.ms": 3_600_000, "durability": "memory"}
-    # These would stamp or refuse the old rows.
     settings |= {"message.timestamp.type": "LogAppendTime", "message.timestamp.before.max.ms": 1}
     client.create_topic("trips", SCHEMA, partitions=3, key=["city"], config=settings)
     with client.producer("trips") as producer:

@@ -207,7 +207,6 @@ def test_a_query_may_come_by_a_pipe(broker, capfd, monkeypatch):
 def test_each_of_several_statements_is_answered(broker, capfd, tmp_path):
     two = "select 'a;b' as x; select count(*) as n from flights;"
     assert lines(broker, capfd, two) == [{"x": "a;b"}, {"n": 10}]
-    # Nothing runs where one is not SQL, and a file has room for the last result alone.
     assert answer(broker, capfd, "select 1 as a; nonsense")[1] == ""
     path = tmp_path / "last.jsonl"
     assert answer(broker, capfd, two, "-o", str(path))[0] == 0

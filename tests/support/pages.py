@@ -88,7 +88,6 @@ def run_python(
 
 
 def typed(script: str, directory: Path, bootstrap: str) -> str:
-    """What a shell prints that runs the script there, with these brokers as the default ones."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("QUIVERLOG_")}
     environment["QUIVERLOG_BOOTSTRAP_SERVER"] = bootstrap
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"

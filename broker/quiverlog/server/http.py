@@ -28,10 +28,10 @@ from quiverlog.server.observe.metrics import ServerMetrics
 __all__ = ["HttpServer", "prefers_openmetrics"]
 
 PAGE_S: Final = 1.0
-"""A page of this age is answered again: for a new one the broker asks all others."""
+"""A page of this age is answered again."""
 _PAGE: Final = "page"
 _PAGE_SHARE: Final = 0.8
-"""Of the time for an answer: after that the page's client gets 503, before it is cut off."""
+"""Of `request_s`: then the page's client gets 503."""
 
 HEAD_BYTES_MAX: Final = 8_192
 """Bound on all bytes of a connection up to the end of its request's head."""
@@ -193,10 +193,7 @@ class HttpServer:
 
 
 def _in_daemon(render: Callable[[], tuple[bytes, str]]) -> asyncio.Future[tuple[bytes, str]]:
-    """Render in a thread for which the end of the process does not wait.
-
-    The page asks other brokers; a frozen one answers after seconds or never.
-    """
+    """Render in a thread for which no stop waits: a frozen peer delays the page."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[tuple[bytes, str]] = loop.create_future()
 
@@ -215,7 +212,7 @@ def _in_daemon(render: Callable[[], tuple[bytes, str]]) -> asyncio.Future[tuple[
             text = render()
         except Exception as raised:
             error = raised
-        with contextlib.suppress(RuntimeError):  # The loop is closed: the broker has stopped.
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
             loop.call_soon_threadsafe(settle, text, error)
 
     threading.Thread(target=run, name="quiverlog-page", daemon=True).start()

@@ -209,7 +209,7 @@ def _statements(query: str) -> list[str]:
     try:
         return [statement.query for statement in duckdb.extract_statements(query)]
     except duckdb.Error:
-        return [query]  # Its error is raised where it runs.
+        return [query]
 
 
 def _word_of_no_statement(typed: str) -> str:
@@ -245,7 +245,7 @@ class _Session:
             print(_HELP)
             return
         query = _as_sql(query)
-        # A file has room for one result: that of the last statement.
+        # A file holds one result.
         is_file = self.output != "-" or self.kind.format not in _FOR_PEOPLE
         for statement in [query] if is_file else _statements(query):
             self._ask(statement)

@@ -127,7 +127,6 @@ def _checked(config: BrokerConfig) -> int:
 
 
 def _check_place(data_dir: Path) -> None:
-    """Refuse a data directory that can be neither used nor made."""
     from quiverlog.errors import InvalidConfig
 
     place = next(p for p in (data_dir, *data_dir.absolute().parents) if p.exists())

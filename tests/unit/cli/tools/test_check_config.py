@@ -53,7 +53,6 @@ def test_what_a_start_would_refuse_is_refused(
 def test_a_place_that_is_closed_to_this_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By what the system answers for the nearest directory that exists: root may write anywhere."""
     asked = []
 
     def access(place: Path, mode: int) -> bool:
