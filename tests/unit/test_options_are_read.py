@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_quiverlog.options import ReadOptions, WriteOptions
 from quiverlog.broker_keys import CONFIG_KEYS
 from quiverlog.core.controller.configs import CONFIG_DEFS, TopicConfig, topic_config
 from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.server.net.connections import ConnectionLimits
 
 CODE = Path(__file__).resolve().parents[2] / "broker" / "quiverlog"
+CONNECTOR = CODE.parents[1] / "connector" / "pyspark_quiverlog"
 TABLES = {
     *(
         "server/config/config.py",
@@ -68,6 +70,17 @@ def test_every_setting_of_the_node_is_read_by_the_node(field: str) -> None:
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(TopicConfig)])
 def test_every_setting_of_a_topic_is_read(field: str) -> None:
     assert readers(field, ("node/", "storage/", "core/controller/"))
+
+
+OPTIONS_OF_SPARK = [
+    field.name for kind in (ReadOptions, WriteOptions) for field in dataclasses.fields(kind)
+]
+
+
+@pytest.mark.parametrize("field", sorted({*OPTIONS_OF_SPARK} - {"isolation_level"}))
+def test_every_option_of_spark_is_read_by_the_connector(field: str) -> None:
+    files = [p for p in CONNECTOR.rglob("*.py") if not p.name.startswith("option")]
+    assert any(f".{field}" in path.read_text() for path in files)
 
 
 CHANGED = {

@@ -245,7 +245,6 @@ class _Session:
             print(_HELP)
             return
         query = _as_sql(query)
-        # A file holds one result.
         is_file = self.output != "-" or self.kind.format not in _FOR_PEOPLE
         for statement in [query] if is_file else _statements(query):
             self._ask(statement)

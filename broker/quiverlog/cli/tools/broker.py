@@ -45,7 +45,6 @@ def _completion(setting: Setting) -> Callable[..., list[str]] | None:
 
 
 def _as_a_broker_imports() -> AbstractContextManager[None]:
-    # Imports are most of a small broker's start.
     return lean_imports("numpy", "rich")
 
 
@@ -108,7 +107,7 @@ def _broker(
 
 
 def _page(address: str, why_not_ready: str) -> str:
-    # Imported at the first request: a broker may never get one.
+    # Imported at the first request.
     from quiverlog.cli.cluster.status import status_page
 
     return status_page(address, why_not_ready)
