@@ -260,6 +260,13 @@ def test_version_is_fast():
     assert ratio < 4, f"{min(ours_s) * 1000:.0f} ms, {ratio:.1f} times a bare start"
 
 
+def test_help_of_a_broker_has_no_links(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "broker", "--help")
+    assert code == 0
+    assert "`quiverlog docs security`" in out
+    assert "](" not in out
+
+
 @pytest.mark.parametrize("words", [["--version"], ["--help"], ["topic", "--help"]])
 def test_a_start_loads_nothing_heavy(words):
     script = (

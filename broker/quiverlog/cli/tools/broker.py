@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,8 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["broker"]
 
 
+def _for_a_terminal(doc: str) -> str:
+    named = re.sub(r"\(\[[^]]+\]\(([\w-]+)\.md[^)]*\)\)", r"(`quiverlog docs \1`)", doc)
+    return re.sub(r"\[([^]]+)\]\([\w-]+\.md[^)]*\)", r"\1", named)
+
+
 def _flag(setting: Setting) -> click.Option:
-    text = setting.doc if setting.default == "" else f"{setting.doc} [default: {setting.default}]"
+    text = _for_a_terminal(setting.doc)
+    text = text if setting.default == "" else f"{text} [default: {setting.default}]"
     flag = flag_of(setting.key)
     of_kind = "LIST" if setting.kind is Kind.OTHER else setting.kind.value.upper()
     metavar = "|".join(setting.choices) or of_kind
