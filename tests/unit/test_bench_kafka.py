@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import signal
+import threading
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.kafka import fetch, report
+from benchmarks.kafka.__main__ import PARTS, arguments, bounded, output_of
 from benchmarks.kafka.measure import Plan, in_turns
 
 
@@ -64,6 +67,25 @@ def test_a_quick_plan_is_an_eighth() -> None:
     assert Plan(quick=True).scaled(800) == 100
     assert Plan(quick=True).scaled(4, at_least=1) == 1
     assert Plan().scaled(800) == 800
+
+
+def test_a_part_and_a_quick_run_leave_the_whole_results() -> None:
+    part = next(iter(PARTS))
+    assert output_of(arguments([])) == report.RESULTS
+    assert output_of(arguments([part])) != report.RESULTS
+    assert output_of(arguments(["--quick"])) != report.RESULTS
+    assert output_of(arguments([part, "--merge"])) == report.RESULTS
+    for refused in (["--quick", "--merge"], ["no-such-part"]):
+        with pytest.raises(SystemExit):
+            arguments(refused)
+
+
+def test_a_part_that_takes_too_long_is_interrupted() -> None:
+    with pytest.raises(TimeoutError, match="more than 0 s"), bounded(0.01):
+        threading.Event().wait(30)
+    with bounded(30.0):
+        pass
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def results() -> dict[str, Any]:
