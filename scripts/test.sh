@@ -92,9 +92,9 @@ containers_part() {
 }
 
 say "tests without Spark, $TEST_PROCESSES at a time"
-export QUIVERLOG_TESTS_LEFT="$left"
+export QUIVERLOG_TEST_LEFT="$left"
 part -n "$TEST_PROCESSES" --dist worksteal -m "$tier and not spark and not containers" "$@"
-unset QUIVERLOG_TESTS_LEFT
+unset QUIVERLOG_TEST_LEFT
 
 # They are all in one place (test_tidy looks), so that nothing else has to be imported for them.
 say "tests on a real Spark, $SPARK_PROCESSES sessions at a time"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # would not see what is left to the interpreter's end.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
-LEFT_VARIABLE = "QUIVERLOG_TESTS_LEFT"
+LEFT_VARIABLE = "QUIVERLOG_TEST_LEFT"
 NO_TESTS_RAN = pytest.ExitCode.NO_TESTS_COLLECTED
 
 # No deadlines: two processes share two cores with a JVM, and a slow example is not a wrong one.

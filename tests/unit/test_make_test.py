@@ -19,7 +19,7 @@ without, spark, containers = map(int, os.environ["STATUSES"].split())
 with open("marks", "a") as file:
     print(marks, file=file)
 if "not spark" in marks:
-    with open(os.environ["QUIVERLOG_TESTS_LEFT"], "w") as file:
+    with open(os.environ["QUIVERLOG_TEST_LEFT"], "w") as file:
         file.write(os.environ["LEFT"])
     sys.exit(without)
 sys.exit(spark if "and spark" in marks else containers)
@@ -123,7 +123,7 @@ def test_long_tests_that_are_left_out_are_counted(
     done = subprocess.run(
         [*command, "-p", "tests.conftest", "-n", "1", "-m", "not long", *words, str(tmp_path)],
         cwd=ROOT,
-        env=os.environ | {"QUIVERLOG_TESTS_LEFT": str(tmp_path / "left")},
+        env=os.environ | {"QUIVERLOG_TEST_LEFT": str(tmp_path / "left")},
         capture_output=True,
         text=True,
         timeout=60,

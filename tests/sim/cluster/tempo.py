@@ -81,6 +81,7 @@ SCALED: Final[tuple[tuple[Any, str], ...]] = (
     (consumer_fetches, "FETCH_MAX_WAIT_MS_DEFAULT"),
     (consumer_fetches, "FETCH_MAX_WAIT_MS_DEFAULT"),
     (consumer_fetches, "OVERDUE_S"),
+    (consumer_fetches, "SILENCE_S"),
     (fetcher, "FETCH_MAX_WAIT_MS_DEFAULT"),
     (fetcher, "IN_SYNC_EVERY_S"),
     (fetcher, "OVERDUE_S"),

@@ -117,7 +117,7 @@ def test_a_cluster_keeps_every_promise_with_fresh_seeds() -> None:
 @pytest.mark.timeout(600)  # One that runs them all anew: this test alone.
 def test_much_happens_to_a_cluster() -> None:
     results = [_run(seed) for seed in _SEEDS]
-    assert sum(result.rows_acknowledged for result in results) > 800 * len(_SEEDS)
+    assert sum(result.rows_acknowledged for result in results) > 400 * len(_SEEDS)
     assert sum(result.elections for result in results) > 3 * len(_SEEDS)
     assert sum(result.compared for result in results) > 800 * len(_SEEDS)
 

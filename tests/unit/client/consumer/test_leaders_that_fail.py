@@ -120,9 +120,11 @@ def test_without_rows_it_is_an_error_after_the_timeout(
 def test_a_partition_that_fails_for_long_is_one_warning(
     broker: ScriptedBroker, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    logger = logging.getLogger("quiverlog.waiting")
     with (
+        mock.patch.object(logger, "disabled", False),  # A command before may have done that.
         mock.patch.object(waits, "LOG_AFTER_S", 0.2),
-        caplog.at_level(logging.WARNING, "quiverlog.waiting"),
+        caplog.at_level(logging.WARNING, logger.name),
         reading(kind, broker) as consumer,
     ):
         refuse(broker)
