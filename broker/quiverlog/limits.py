@@ -220,13 +220,14 @@ UNPROVED_FRAME_BYTES_MAX: Final = 64 * KIB
 """Of a broker that has not proved yet that it is one."""
 PEER_LOG_INTERVAL_MS: Final = 60_000
 """Between two logs of the same failure of one peer."""
+USER_NAME_CHARS_MAX: Final = 128
 CLUSTER_ID_CHARS_MAX: Final = 249
 DIRECTORY_ID_CHARS_MAX: Final = 64
 ENDPOINT_CHARS_MAX: Final = 512
 """A host name and a port."""
 
 FEATURE_LEVEL_MIN: Final = 1
-FEATURE_LEVEL_MAX: Final = 2
+FEATURE_LEVEL_MAX: Final = 3
 """See core/controller/features.py."""
 BROKER_CONFIGS_SHOWN_MAX: Final = 1_000
 """Several times as many as there are."""

@@ -31,6 +31,7 @@ SHORT_FILES: dict[str, str] = {
     "broker/quiverlog/client/base/opening.py": "asyncio only: generated clients leave it out.",
     "broker/quiverlog/client/tables/database.py": "light: every program imports it.",
     "broker/quiverlog/first_use.py": "at the lowest floor: any module may need its lock.",
+    "broker/quiverlog/node/security/logins.py": "one machine: the logins of connections.",
     "broker/quiverlog/testing.py": "programs import it.",
 }
 """Files below the bound with fewer than two importers that stay apart, each with its reason."""
@@ -72,7 +73,7 @@ PRIVATE_WORDS_MAX = {
     "wire": 4,
 }
 """How many of them a package may have in 10,000 words of docstrings and comments. Only falls."""
-PROSE_WORDS_MAX = 97_400
+PROSE_WORDS_MAX = 100_000
 """Words in the docstrings and comments of the product; grows with a new subsystem alone."""
 REASONS_MIN: dict[str, float] = {
     "batch": 3.7,

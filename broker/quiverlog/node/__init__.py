@@ -2,6 +2,6 @@
 
 State changes only in calls of `Node.start` and `Node.handle_many`; each brings the time.
 
-    runtime < partitions < metadata | replication < controller < assignment
+    runtime < security < partitions < metadata | replication < controller < assignment
       < live_config < broker < apis < lifecycle, closing < node
 """

@@ -65,6 +65,7 @@ from quiverlog.node.runtime.peers import BrokerAddresses, Peers
 from quiverlog.node.runtime.proofs import PeerProofs
 from quiverlog.node.runtime.purgatory import Purgatory, Waits, Wakeups, Watched
 from quiverlog.node.runtime.tasks import Tasks, TopicOrder
+from quiverlog.node.security.logins import Logins
 from quiverlog.node.transactions.coordinators import Coordinators
 from quiverlog.node.transactions.forwarded import Targets
 from quiverlog.node.transactions.forwarding import Forwarding
@@ -251,6 +252,7 @@ class Broker:
         "leader_lease",
         "leading",
         "live_config",
+        "logins",
         "lookup",
         "membership",
         "metadata",
@@ -293,9 +295,10 @@ class Broker:
         self.disk = disk
         self.entropy = entropy
         self.metrics = metrics
-        self.clients = clients = Clients()
+        self.clients = clients = Clients(config.super_users)
+        self.logins = Logins(config)
         self.outbox = outbox = Outbox(metrics)
-        self.proofs = PeerProofs(config, outbox, metrics, entropy)
+        self.proofs = PeerProofs(config, clients, outbox, metrics, entropy)
         self.peers = Peers(outbox)
         self.broker_addresses = BrokerAddresses(config, self.peers.addresses_changed, outbox.log)
         self.quorum_inbox = QuorumInbox()
@@ -635,6 +638,7 @@ class Broker:
 
     def drop_connection(self, connection_id: int, now: Now) -> None:
         self.clients.drop(connection_id)
+        self.logins.drop(connection_id)
         self.proofs.drop(connection_id, now)
         self.tasks.drop(connection_id)
         self.purgatory.drop(connection_id)

@@ -238,6 +238,7 @@ class Node:
             case ConnectionOpened():
                 broker.clients.opened(event.connection_id, event.peer, event.listener)
                 broker.proofs.opened(event.connection_id, event.listener)
+                broker.logins.opened(event.connection_id, event.listener)
             case ConnectionClosed():
                 broker.drop_connection(event.connection_id, now)
             case RequestsEnded():
@@ -299,6 +300,11 @@ class Node:
                 raise NotAuthenticated(
                     f"this listener of broker {broker.config.node_id} is for brokers: nothing but"
                     " HELLO and AUTHENTICATE is served before the proof."
+                )
+            if event.connection_id in broker.logins.awaited and kind not in _BEFORE_PROOF:
+                raise NotAuthenticated(
+                    f"this listener of broker {broker.config.node_id} asks for a login: nothing but"
+                    " HELLO and AUTHENTICATE is served before it."
                 )
             if kind in SENDERS:
                 check_peer(broker, event, now)

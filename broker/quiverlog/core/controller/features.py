@@ -24,6 +24,7 @@ from quiverlog.types import CLUSTER_NUMBERS_END
 
 __all__ = [
     "LEVELS",
+    "SECURITY_LEVEL",
     "TRANSACTIONS_LEVEL",
     "check_finalised",
     "check_supports",
@@ -35,12 +36,14 @@ __all__ = [
 LEVELS: Final = {
     1: "what release 0.1.0 has",
     2: "transactions",
+    3: "users and rules",
 }
 
 assert list(LEVELS) == [*range(FEATURE_LEVEL_MIN, FEATURE_LEVEL_MAX + 1)], "each has its line"
 
 
 TRANSACTIONS_LEVEL: Final = 2
+SECURITY_LEVEL: Final = 3
 
 
 def check_finalised(image: Image, level: int, what: str) -> None:

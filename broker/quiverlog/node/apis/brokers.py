@@ -220,6 +220,8 @@ def handle_authenticate(broker: Broker, event: RequestReceived, now: Now) -> Non
     _check_serves_brokers(broker, event.connection_id, request.API.name)
     address = broker.clients.address_of(event.connection_id)
     response = broker.proofs.take(event.connection_id, address, request, now)
+    if response.is_done:
+        broker.logins.drop(event.connection_id)
     broker.outbox.respond(event.connection_id, request.correlation_id, response)
 
 

@@ -1,5 +1,5 @@
-"""The connections that have sent HELLO, and the accounts that their long polls count for
-(purgatory.py).
+"""The connections that have sent HELLO: the principal that each has proved, and the accounts that
+their long polls count for (purgatory.py).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Mapping
 
 from quiverlog.addresses import network_of, parse_address
+from quiverlog.core.security.principals import ANONYMOUS, Principal
 from quiverlog.node.runtime.config import LISTENER_DEFAULT
 
 __all__ = ["Account", "Clients"]
@@ -17,13 +18,17 @@ Account = tuple[str, int | str]
 
 
 class Clients:
-    __slots__ = ("_accounts", "_addresses", "_listeners", "accounts")
+    """`super_users` may do everything."""
 
-    def __init__(self) -> None:
+    __slots__ = ("_accounts", "_addresses", "_listeners", "_principals", "accounts", "super_users")
+
+    def __init__(self, super_users: frozenset[Principal] = frozenset()) -> None:
         self._addresses: dict[int, str] = {}
         self._listeners: dict[int, str] = {}
         self._accounts: dict[int, tuple[Account, ...]] = {}
         self.accounts: Mapping[int, tuple[Account, ...]] = self._accounts
+        self._principals: dict[int, Principal] = {}
+        self.super_users = super_users
 
     def opened(self, connection_id: int, peer: str, listener: str) -> None:
         """Record a connection; without a valid address in `peer` it has no address account."""
@@ -38,6 +43,14 @@ class Clients:
     def address_of(self, connection_id: int) -> str:
         """Return the network of the other end; empty: it is not known."""
         return self._addresses.get(connection_id, "")
+
+    def principal_of(self, connection_id: int) -> Principal:
+        """Return what the connection has proved."""
+        return self._principals.get(connection_id, ANONYMOUS)
+
+    def authenticated(self, connection_id: int, principal: Principal) -> None:
+        known = self._principals.setdefault(connection_id, principal)
+        assert known == principal, "a connection never becomes another's"
 
     def client_id_of(self, connection_id: int) -> str:
         """Return the name in its HELLO; empty: none was sent."""
@@ -59,3 +72,4 @@ class Clients:
         self._accounts.pop(connection_id, None)
         self._addresses.pop(connection_id, None)
         self._listeners.pop(connection_id, None)
+        self._principals.pop(connection_id, None)

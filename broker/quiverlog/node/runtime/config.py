@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from quiverlog.addresses import Address
+from quiverlog.core.security.principals import Principal
 from quiverlog.limits import (
     BROKER_SESSION_MS_DEFAULT,
     DAMAGED_REPLICAS_KEPT,
@@ -28,9 +30,26 @@ from quiverlog.limits import (
 from quiverlog.roles import ROLE_BROKER, ROLE_CONTROLLER
 from quiverlog.wire.peer_proof import NO_SECRETS, ClusterSecrets
 
-__all__ = ["LISTENER_DEFAULT", "Given", "NodeConfig"]
+__all__ = ["LISTENER_DEFAULT", "Asked", "Authentication", "Given", "NodeConfig"]
 
 LISTENER_DEFAULT: Final = "default"
+
+
+class Asked(enum.StrEnum):
+    """NONE -> WANTED -> REQUIRED is the way of a running cluster to users."""
+
+    NONE = "none"
+    WANTED = "wanted"
+    """Connections may also stay anonymous: they are counted."""
+    REQUIRED = "required"
+
+
+class Authentication(NamedTuple):
+    """What a listener asks of its clients."""
+
+    asked: Asked = Asked.NONE
+    mechanisms: tuple[str, ...] = ()
+    """That it takes, the best first."""
 
 
 class Given(NamedTuple):
@@ -53,6 +72,10 @@ class NodeConfig:
     """What clients of a listener connect to, where it is not the advertised address."""
     listeners_without_administration: frozenset[str] = frozenset()
     """Listeners that refuse `wire.registry.ADMINISTRATION`."""
+    authentication: Mapping[str, Authentication] = field(default_factory=dict)
+    """Of the listeners that ask for it, by name."""
+    super_users: frozenset[Principal] = frozenset()
+    """Principals that may do everything, whatever the metadata contain."""
     inter_broker_listener: str = LISTENER_DEFAULT
     """The only listener that serves the APIs between brokers."""
     cluster_secrets: ClusterSecrets = NO_SECRETS
@@ -116,6 +139,11 @@ class NodeConfig:
     given: Mapping[str, Given] = field(default_factory=dict)
 
     @property
+    def authorises(self) -> bool:
+        """True where any listener authenticates: then requests need rights, at each of them."""
+        return bool(self.authentication)
+
+    @property
     def lets_others_join(self) -> bool:
         """True when the configuration makes this broker one of several. One that is alone may be in
         an open network: it serves the APIs between brokers to none.
@@ -143,6 +171,7 @@ class NodeConfig:
         assert self.node_id >= 0
         assert FEATURE_LEVEL_MIN <= self.feature_level_max <= FEATURE_LEVEL_MAX
         assert self.roles
+        assert all(one.asked is not Asked.NONE for one in self.authentication.values())
         assert self.partitions_default >= 1
         assert self.staged_partitions == 0 or (
             STAGED_PARTITIONS_MIN <= self.staged_partitions <= STAGED_PARTITIONS_MAX

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from quiverlog.core.security.principals import of_broker
 from quiverlog.errors import AuthenticationFailed, InvalidConfig, InvalidRequest, NotAuthenticated
+from quiverlog.node.runtime.clients import Clients
 from quiverlog.node.runtime.config import LISTENER_DEFAULT, NodeConfig
 from quiverlog.node.runtime.effects import ConnectionProved
 from quiverlog.node.runtime.metrics import NodeMetrics
@@ -55,20 +57,22 @@ class PeerProofs:
     """`is_required`: what a connection without proof sends as a broker is refused."""
 
     __slots__ = (
-        "_challenged", "_cluster_id", "_entropy", "_listener", "_metrics", "_node_id", "_outbox",
-        "_proved", "_refused_us", "_seen_unproved", "_warned_us", "is_required", "secrets",
-        "unproved",
+        "_challenged", "_clients", "_cluster_id", "_entropy", "_listener", "_metrics", "_node_id",
+        "_outbox", "_proved", "_refused_us", "_seen_unproved", "_warned_us", "is_required",
+        "secrets", "unproved",
     )  # fmt: skip
 
     def __init__(
         self,
         config: NodeConfig,
+        clients: Clients,
         outbox: Outbox,
         metrics: NodeMetrics,
         entropy: Callable[[int], bytes],
     ) -> None:
         self._node_id = config.node_id
         self._listener = config.inter_broker_listener
+        self._clients = clients
         self._outbox = outbox
         self._metrics = metrics
         self._entropy = entropy
@@ -158,7 +162,9 @@ class PeerProofs:
         self._proved[connection_id] = _Proved(node_id, secret)
         self.unproved.discard(connection_id)
         self._outbox.emit(ConnectionProved(connection_id))
-        return AuthenticateResponse(is_done=True, principal=f"broker:{node_id}")
+        principal = of_broker(node_id)
+        self._clients.authenticated(connection_id, principal)
+        return AuthenticateResponse(is_done=True, principal=str(principal))
 
     def _was_refused(self, address: str, why: str, now: Now) -> None:
         self._metrics.peer_proofs_refused += 1
