@@ -11,6 +11,7 @@ import datetime as dt
 import json
 import struct
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,11 +25,20 @@ from quiverlog.batch.partitioner import hash_rows, partition_rows
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller import records as r
 from quiverlog.core.partition.producers import ProducerStates
-from quiverlog.limits import BATCH_HEADER_BYTES
+from quiverlog.limits import BATCH_HEADER_BYTES, SCRAM_ITERATIONS_MIN
 from quiverlog.storage.log.checkpoint import pack_snapshot
 from quiverlog.storage.segment.index import IndexSummary, SparseIndex
 from quiverlog.wire.messages import Part
 from quiverlog.wire.registry import APIS
+from quiverlog.wire.scram import (
+    SCRAM_SHA_256,
+    SCRAM_SHA_512,
+    ScramClient,
+    ScramServer,
+    derive_keys,
+    make_credential,
+    prepare_password,
+)
 from scripts.record_tables import record_types
 from tests.golden import regenerate
 from tests.golden.samples import BATCH_ROWS, CREATED_US, sample
@@ -274,6 +284,57 @@ def _numbered(producer_id: int, epoch: int, sequence: int, row_count: int) -> Ba
     )
 
 
+LOGINS: Final = (
+    # RFC 7677, section 3.
+    ("RFC 7677", SCRAM_SHA_256, "user", "pencil", "5b6d99689d12358eeca04b141236fa81",
+     "rOprNGfwEbeRWgbNEkqO", "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"),
+    ("quiverlog", SCRAM_SHA_512, "alice", "pencil", bytes(range(16)).hex(),
+     "Y2xpZW50LW5vbmNlLW9mLTI0", "YnJva2VyLW5vbmNlLW9mLTI0"),
+    ("quiverlog, a password beyond ASCII", SCRAM_SHA_256, "bob@example.org", "\u2168 \u00aa\u00ad",
+     bytes(range(16)).hex(), "Y2xpZW50LW5vbmNlLW9mLTI0", "YnJva2VyLW5vbmNlLW9mLTI0"),
+)  # fmt: skip
+
+
+def scram() -> list[dict[str, Any]]:
+    """Logins: the four messages, and what the broker keeps."""
+    found = []
+    for source, mechanism, user, password, salt_hex, client_nonce, broker_nonce in LOGINS:
+        prepared, salt = prepare_password(password), bytes.fromhex(salt_hex)
+        kept = make_credential(mechanism, prepared, salt, SCRAM_ITERATIONS_MIN)
+        client = ScramClient(
+            mechanism, user, partial(derive_keys, mechanism, prepared), client_nonce
+        )
+        broker = ScramServer(
+            mechanism,
+            {user: (kept,)}.__getitem__,
+            broker_nonce,
+            fake_key=b"",
+            iterations=SCRAM_ITERATIONS_MIN,
+        )
+        messages = [client.first]
+        messages.append(broker.first(messages[-1]))
+        messages.append(client.final(messages[-1]))
+        messages.append(broker.final(messages[-1])[0])
+        client.check(messages[-1])
+        found.append(
+            {
+                "source": source,
+                "mechanism": mechanism,
+                "user": user,
+                "password": password,
+                "prepared": plain(prepared),
+                "salt": plain(salt),
+                "iterations": kept.iterations,
+                "client_nonce": client_nonce,
+                "broker_nonce": broker_nonce,
+                "stored_key": plain(kept.stored_key),
+                "server_key": plain(kept.server_key),
+                "messages": [message.decode() for message in messages],
+            }
+        )
+    return found
+
+
 FILES: Final = {
     "frames.json": frames,
     "batches.json": batches,
@@ -281,6 +342,7 @@ FILES: Final = {
     "metadata-records.json": metadata_records,
     "producers.json": producers,
     "key-hashes.json": key_hashes,
+    "scram.json": scram,
 }
 
 

@@ -221,6 +221,13 @@ UNPROVED_FRAME_BYTES_MAX: Final = 64 * KIB
 PEER_LOG_INTERVAL_MS: Final = 60_000
 """Between two logs of the same failure of one peer."""
 USER_NAME_CHARS_MAX: Final = 128
+PASSWORD_BYTES_MAX: Final = 1_024
+SCRAM_ITERATIONS_DEFAULT: Final = 8_192
+SCRAM_ITERATIONS_MIN: Final = 4_096
+SCRAM_ITERATIONS_MAX: Final = 100_000
+"""Clients refuse to make more: a broker could hold their processor."""
+CREDENTIALS_PER_MECHANISM_MAX: Final = 2
+"""While a password is replaced the new one and the old one count."""
 CLUSTER_ID_CHARS_MAX: Final = 249
 DIRECTORY_ID_CHARS_MAX: Final = 64
 ENDPOINT_CHARS_MAX: Final = 512
