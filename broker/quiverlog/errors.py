@@ -17,6 +17,7 @@ __all__ = [
     "BatchTooLarge",
     "BrokerAlive",
     "BrokerInUse",
+    "BrokerNotProved",
     "BrokerNotReached",
     "BrokerShuttingDown",
     "BufferExhausted",
@@ -29,6 +30,7 @@ __all__ = [
     "CorruptBatch",
     "CorruptFrame",
     "CorruptLog",
+    "CredentialsExpired",
     "DataDirectoryInUse",
     "DataLoss",
     "DeliveryTimedOut",
@@ -62,6 +64,8 @@ __all__ = [
     "InvalidVoterChange",
     "ListenerWithoutAdministration",
     "LogTruncated",
+    "LoginMissing",
+    "MechanismNotOffered",
     "NotAuthenticated",
     "NotController",
     "NotEnoughReplicas",
@@ -101,14 +105,17 @@ __all__ = [
     "UnknownPartition",
     "UnknownProducerId",
     "UnknownSchema",
+    "UnknownToken",
     "UnknownTopic",
     "UnknownTopicId",
     "UnknownTransactionalId",
+    "UnknownUser",
     "UnsupportedDurability",
     "UnsupportedFeatureLevel",
     "UnsupportedFormat",
     "UnsupportedValue",
     "UnsupportedVersion",
+    "UserExists",
     "VoterChangePending",
     "VoterNotReady",
     "WorkersLackPackage",
@@ -688,14 +695,35 @@ class ListenerWithoutAdministration(QuiverlogError):
 class NotAuthenticated(QuiverlogError):
     code = 103
     hint = (
-        "Brokers prove by `cluster.secret.file` that they are of one cluster: give each the same"
-        " file."
+        "Clients log in (docs/security.md). Brokers prove by `cluster.secret.file` that they are of"
+        " one cluster: give each the same file."
     )
 
 
 class AuthenticationFailed(QuiverlogError):
     code = 104
-    hint = "One of the two brokers refuses the other's proof: its log says why."
+    hint = "The log of the broker has the reason."
+
+
+class CredentialsExpired(QuiverlogError):
+    code = 106
+    retriable = True
+    hint = "Make a new token, with a longer life where the work takes longer than that."
+
+
+class UnknownUser(QuiverlogError):
+    code = 130
+    hint = "`quiverlog user list` names the users."
+
+
+class UserExists(QuiverlogError):
+    code = 131
+    hint = "`quiverlog user passwd` changes its password."
+
+
+class UnknownToken(QuiverlogError):
+    code = 133
+    hint = "It may have expired: `quiverlog token list` names those that count."
 
 
 class BrokerNotReached(QuiverlogError):
@@ -711,6 +739,21 @@ class EarlierDiskState(QuiverlogError):
 
 
 # --- of the client, the command line and the connector: never on the wire -----------------------
+class LoginMissing(QuiverlogError):
+    code = 1025
+    hint = "Give a user and its password, or a token: docs/security.md shows where."
+
+
+class MechanismNotOffered(QuiverlogError):
+    code = 1026
+    hint = "`listeners.<name>.mechanisms` of the broker has what it takes."
+
+
+class BrokerNotProved(QuiverlogError):
+    code = 1027
+    hint = "It may not be the broker that it seems to be: nothing was sent to it."
+
+
 class ConnectionFailed(QuiverlogError):
     code = 1000
     retriable = True

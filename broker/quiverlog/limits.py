@@ -221,6 +221,16 @@ UNPROVED_FRAME_BYTES_MAX: Final = 64 * KIB
 PEER_LOG_INTERVAL_MS: Final = 60_000
 """Between two logs of the same failure of one peer."""
 USER_NAME_CHARS_MAX: Final = 128
+USERS_MAX: Final = 10_000
+USERS_PER_PAGE_MAX: Final = 1_000
+TOKENS_MAX: Final = 10_000
+TOKENS_PER_USER_MAX: Final = 1_000
+TOKEN_LIFETIME_MS_MAX: Final = 24 * 3_600_000
+TOKEN_LIFETIME_MS_DEFAULT: Final = 3_600_000
+TOKEN_REMEMBERED_US: Final = 3_600_000_000
+"""After its end."""
+TOKENS_FORGOTTEN_MAX: Final = 100
+"""Expired ones that go with one new token."""
 PASSWORD_BYTES_MAX: Final = 1_024
 SCRAM_ITERATIONS_DEFAULT: Final = 8_192
 SCRAM_ITERATIONS_MIN: Final = 4_096

@@ -8,8 +8,8 @@ __all__ = ["Api", "Audience"]
 
 
 class Api(enum.IntEnum):
-    """Numbers of the requests: new ones take the next that is free from 77 on. 19, 28-36, 44,
-    57-59 and 65-76 are reserved for security, groups and links."""
+    """Numbers of the requests: new ones take the next that is free from 77 on. 28-36, 44,
+    57-59, 65, 66, 69, 70 and 73-76 are reserved for security, groups and links."""
 
     HELLO = 0
     METADATA = 1
@@ -30,6 +30,7 @@ class Api(enum.IntEnum):
     ELECT_LEADERS = 16
     REASSIGN_PARTITIONS = 17
     AUTHENTICATE = 18
+    WHO_AM_I = 19
     OPEN_TRANSACTION = 20
     COMMIT_TRANSACTION = 21
     ABORT_TRANSACTION = 22
@@ -50,6 +51,10 @@ class Api(enum.IntEnum):
     UPDATE_FEATURES = 62
     DESCRIBE_REPLICAS = 63
     DECOMMISSION_BROKER = 64
+    ALTER_USERS = 67
+    DESCRIBE_USERS = 68
+    CREATE_TOKEN = 71
+    END_TOKENS = 72
     DESCRIBE_PRODUCER = 77
 
 

@@ -127,6 +127,8 @@ class HelloResponse(Response, array_like=True, gc=False):
     software_version: str = ""
     apis: Few[ApiRange] = []
     frame_bytes_max: Int64 = 0
+    needs_authentication: bool = False
+    mechanisms: Few[str] = []
 
 
 # --- METADATA: brokers, topics, partitions, leaders --------------------------------------------

@@ -27,6 +27,7 @@ from . import producer_messages as w
 from . import quorum_messages as q
 from . import reassignment_messages as n
 from . import replica_messages as r
+from . import security_messages as u
 from . import transaction_messages as t
 from . import voters_messages as v
 from .apis import Audience
@@ -91,8 +92,7 @@ def _spec(
     sender: str = "",
 ) -> ApiSpec:
     assert request.API is response.API
-    is_proof = request.API is m.Api.AUTHENTICATE
-    assert bool(sender) is (audience is Audience.BROKERS and not is_proof), request
+    assert bool(sender) is (audience is Audience.BROKERS), request
     assert not sender or sender in request.__struct_fields__, request
     return ApiSpec(
         api=request.API,
@@ -153,7 +153,13 @@ APIS: dict[int, ApiSpec] = {
         _spec(t.AbortTransactionRequest, t.AbortTransactionResponse, _CLIENTS),
         _spec(t.ListTransactionsRequest, t.ListTransactionsResponse, _CLIENTS),
         _spec(t.DescribeTransactionsRequest, t.DescribeTransactionsResponse, _CLIENTS),
-        _spec(a.AuthenticateRequest, a.AuthenticateResponse, _BROKERS),
+        _spec(a.AuthenticateRequest, a.AuthenticateResponse, _CLIENTS),
+        _spec(u.WhoAmIRequest, u.WhoAmIResponse, _CLIENTS),
+        _spec(u.AlterUsersRequest, u.AlterUsersResponse, _ADMINISTRATION),
+        _spec(u.DescribeUsersRequest, u.DescribeUsersResponse, _CLIENTS),
+        # Each user makes and ends its own.
+        _spec(u.CreateTokenRequest, u.CreateTokenResponse, _CLIENTS),
+        _spec(u.EndTokensRequest, u.EndTokensResponse, _CLIENTS),
         _spec(
             q.QuorumRequest,
             q.QuorumResponse,
@@ -217,7 +223,7 @@ def api_ranges(
     Args:
         between_brokers: include those for brokers only.
         administration: include those of `ADMINISTRATION` that have no form without a change.
-        authentication: include AUTHENTICATE: the broker has something to prove.
+        authentication: include AUTHENTICATE: brokers, or clients, have something to prove.
     """
     return [
         m.ApiRange(int(s.api), s.version_min, s.version_max)

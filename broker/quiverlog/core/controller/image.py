@@ -36,11 +36,15 @@ from quiverlog.core.controller.records import (
     ProducerIdBlockRecord,
     Record,
     RemoveTopicRecord,
+    RemoveUserRecord,
     SchemaRecord,
+    SecurityKeyRecord,
     SnapshotRecord,
+    TokenRecord,
     TopicChangeRecord,
     TopicRecord,
     UnregisterBrokerRecord,
+    UserRecord,
 )
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.limits import (
@@ -74,9 +78,12 @@ class Image:
         "producer_epochs",
         "removed_topic_ids",
         "replica_counts",
+        "security_key",
+        "tokens",
         "topics",
         "topics_by_id",
         "unpreferred",
+        "users",
         "version",
     )
 
@@ -102,6 +109,11 @@ class Image:
         self.unpreferred: dict[tuple[bytes, int], None] = {}
         # Producers with an epoch above 0, longest unchanged first.
         self.producer_epochs: dict[int, int] = {}
+        # Empty: there was no user yet.
+        self.security_key = b""
+        # By name and by id. Both are replaced, never changed, as above.
+        self.users: Mapping[str, UserRecord] = {}
+        self.tokens: Mapping[str, TokenRecord] = {}
         # Files under these topic ids are garbage; oldest first.
         self.removed_topic_ids: dict[bytes, None] = {}
 
@@ -121,6 +133,8 @@ class Image:
         self.version = source.version
         self.feature_level = source.feature_level
         self.cluster_number = source.cluster_number
+        self.security_key = source.security_key
+        self.users, self.tokens = source.users, source.tokens
         self.brokers = dict(source.brokers)
         self.broker_configs = source.broker_configs
         self._refresh_defaults()
@@ -221,6 +235,17 @@ class Image:
             case ClusterNumberRecord():
                 assert self.cluster_number in (0, record.number), "a number stays"
                 self.cluster_number = record.number
+            case SecurityKeyRecord():
+                assert self.security_key in (b"", record.key), "a key stays"
+                self.security_key = record.key
+            case UserRecord():
+                self.users = {**self.users, record.name: record}
+            case RemoveUserRecord():
+                self._remove_user(record.name)
+            case TokenRecord():
+                others = {i: one for i, one in self.tokens.items() if i != record.token_id}
+                is_ended = not record.expires_us
+                self.tokens = others if is_ended else {**others, record.token_id: record}
             case UnregisterBrokerRecord():
                 self._remove_broker(record)
             case SnapshotRecord():
@@ -228,6 +253,11 @@ class Image:
                 assert record.version >= self.version
                 self.version = record.version
                 self.removed_topic_ids.update(dict.fromkeys(record.removed_topic_ids))
+
+    def _remove_user(self, name: str) -> None:
+        self.users = {n: one for n, one in self.users.items() if n != name}
+        if any(one.owner == name for one in self.tokens.values()):
+            self.tokens = {i: one for i, one in self.tokens.items() if one.owner != name}
 
     def _remove_broker(self, record: UnregisterBrokerRecord) -> None:
         gone = self.brokers.pop(record.node_id)
@@ -353,6 +383,10 @@ class Image:
             for node_id, configs in self.broker_configs.items()
             for key, value in configs.items()
         )
+        if self.security_key:
+            records.append(SecurityKeyRecord(self.security_key))
+        records.extend(self.users.values())
+        records.extend(self.tokens.values())
         records.append(ProducerIdBlockRecord(self.next_producer_id))
         records.extend(ProducerEpochRecord(pid, e) for pid, e in self.producer_epochs.items())
         for topic in self.topics.values():

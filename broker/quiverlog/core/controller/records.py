@@ -26,6 +26,7 @@ __all__ = [
     "BrokerRecord",
     "ClusterNumberRecord",
     "ConfigRecord",
+    "Credential",
     "FeatureLevelRecord",
     "PartitionChangeRecord",
     "PartitionRecord",
@@ -33,11 +34,15 @@ __all__ = [
     "ProducerIdBlockRecord",
     "Record",
     "RemoveTopicRecord",
+    "RemoveUserRecord",
     "SchemaRecord",
+    "SecurityKeyRecord",
     "SnapshotRecord",
+    "TokenRecord",
     "TopicChangeRecord",
     "TopicRecord",
     "UnregisterBrokerRecord",
+    "UserRecord",
     "changed_by",
     "decode_entry",
     "encode_entry",
@@ -228,6 +233,54 @@ class ClusterNumberRecord(msgspec.Struct, frozen=True, array_like=True, tag=16):
     number: int
 
 
+Credential = tuple[str, bytes, int, bytes, bytes]
+"""Mechanism, salt, iterations, stored key, server key (`wire.scram`). It makes no proof."""
+
+
+class SecurityKeyRecord(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    """Comes with the first user, and stays: what a login of an unknown name gets is made of it."""
+
+    key: bytes
+
+    def __repr__(self) -> str:
+        return "SecurityKeyRecord(***)"
+
+
+class UserRecord(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """A user, who replaces an earlier one of the name.
+
+    `credentials`: of a mechanism up to two, the newest first, with one salt. `is_admin`: may do
+    everything, whatever the rules are.
+    """
+
+    name: str
+    changed_us: int
+    credentials: tuple[Credential, ...]
+    is_admin: bool = False
+
+    def __repr__(self) -> str:
+        return f"UserRecord({self.name!r}, {self.changed_us}, ***, {self.is_admin})"
+
+
+class RemoveUserRecord(msgspec.Struct, frozen=True, array_like=True, tag=19):
+    """Ends the user's tokens, too."""
+
+    name: str
+
+
+class TokenRecord(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """A token of a user; `expires_us` 0: it is ended. `credential` is of SCRAM-SHA-256."""
+
+    token_id: str
+    owner: str
+    created_us: int
+    expires_us: int
+    credential: Credential | None = None
+
+    def __repr__(self) -> str:
+        return f"TokenRecord({self.token_id[:4]!r}..., {self.owner!r}, {self.expires_us}, ***)"
+
+
 Record = (
     SnapshotRecord
     | BrokerRecord
@@ -245,6 +298,10 @@ Record = (
     | TopicChangeRecord
     | UnregisterBrokerRecord
     | ClusterNumberRecord
+    | SecurityKeyRecord
+    | UserRecord
+    | RemoveUserRecord
+    | TokenRecord
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -262,7 +319,9 @@ def topic_of(record: Record) -> bytes | None:
             return None
         case ProducerIdBlockRecord() | ProducerEpochRecord() | BrokerConfigRecord():
             return None
-        case FeatureLevelRecord() | ClusterNumberRecord():
+        case FeatureLevelRecord() | ClusterNumberRecord() | SecurityKeyRecord():
+            return None
+        case UserRecord() | RemoveUserRecord() | TokenRecord():
             return None
     return record.topic_id
 
