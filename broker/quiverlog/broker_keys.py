@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Final
 
 from quiverlog import limits
-from quiverlog.roles import read_roles, read_seeds
+from quiverlog.roles import read_roles, read_seeds, read_super_users
 from quiverlog.settings import Kind, Setting, SettingsTable
 
-__all__ = ["CONFIG_KEYS", "ENV_PREFIX", "env_of", "flag_of"]
+__all__ = ["CONFIG_KEYS", "ENV_PREFIX", "OWN_KEYS", "env_of", "flag_of"]
 
 ENV_PREFIX: Final = "QUIVERLOG_"
 
@@ -110,6 +110,27 @@ _KEYS: Final = (
         " the time in which a running cluster gets its secret.",
         choices=("auto", "true", "false"),
         because="proofs are asked for, or not, from the start",
+    ),
+    Setting(
+        "super.users",
+        _OTHER,
+        "",
+        "Users that may do everything at this broker, whatever the rules are, separated by commas."
+        " They need a password or a token like all others. For the way back in when the rules have"
+        " shut everyone out: it is read from this broker's own configuration alone, again on"
+        " SIGHUP.",
+        read=read_super_users,
+        label="name,...",
+        reloadable=True,
+    ),
+    Setting(
+        "admin.credential.file",
+        _TEXT,
+        "",
+        "A file with the first user, who may do everything: lines of `quiverlog user hash`. It"
+        " counts while the cluster has no user, at the start of a broker that is a cluster by"
+        " itself, as the first one of a new cluster is ([Security](security.md)).",
+        because="it is for the start",
     ),
     Setting(
         "rack",
@@ -470,3 +491,5 @@ _KEYS: Final = (
 )
 
 CONFIG_KEYS: Final = SettingsTable(_KEYS)
+OWN_KEYS: Final = frozenset(("super.users",))
+"""Never set in the cluster: an administrator of it could lock out the machine's."""

@@ -1,13 +1,15 @@
-"""The roles of a process, and the addresses of the first controllers: how both are written."""
+"""The roles of a process, the addresses of the first controllers, and the names of super users: how
+they are written."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from quiverlog.addresses import Address, parse_address
-from quiverlog.limits import QUORUM_SEEDS_MAX
+from quiverlog.limits import QUORUM_SEEDS_MAX, SUPER_USERS_MAX
+from quiverlog.types import USER_NAME
 
-__all__ = ["ROLE_BROKER", "ROLE_CONTROLLER", "read_roles", "read_seeds"]
+__all__ = ["ROLE_BROKER", "ROLE_CONTROLLER", "read_roles", "read_seeds", "read_super_users"]
 
 ROLE_BROKER: Final = "broker"
 ROLE_CONTROLLER: Final = "controller"
@@ -42,3 +44,13 @@ def read_seeds(text: str) -> dict[int, Address]:
     if len(found) > QUORUM_SEEDS_MAX:
         raise ValueError(f"at most {QUORUM_SEEDS_MAX} addresses")
     return found
+
+
+def read_super_users(text: str) -> tuple[str, ...]:
+    """Parse names of users. Raises ValueError with what was expected."""
+    names = tuple(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
+    if not all(map(USER_NAME.fullmatch, names)):
+        raise ValueError("names of users, separated by commas")
+    if len(names) > SUPER_USERS_MAX:
+        raise ValueError(f"at most {SUPER_USERS_MAX} names")
+    return names

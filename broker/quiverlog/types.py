@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+import re
+from typing import Final, NamedTuple
+
+from quiverlog.limits import USER_NAME_CHARS_MAX
 
 __all__ = [
     "CLUSTER_NUMBERS_END",
@@ -19,6 +22,7 @@ __all__ = [
     "STAGED_PARTITIONS_END",
     "STAGED_TOPIC",
     "TRANSACTIONS_TOPIC",
+    "USER_NAME",
     "Compression",
     "Durability",
     "IsolationLevel",
@@ -58,6 +62,10 @@ TRANSACTIONS_TOPIC = "__transactions"
 
 STAGED_TOPIC = "__staged"
 """The internal topic of rows of transactions that are not published yet."""
+
+
+USER_NAME: Final = re.compile(rf"[A-Za-z0-9._@-]{{1,{USER_NAME_CHARS_MAX}}}")
+"""For `fullmatch`: the name of a user."""
 
 
 class Durability(enum.IntEnum):

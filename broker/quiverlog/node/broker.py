@@ -127,6 +127,7 @@ def make_live_config(broker: Broker) -> LiveConfig:
         "leader.balance.moves.max": broker.elections.set_moves_max,
         "partition.move.bytes.per.second": broker.replication.set_move_rate,
         "damaged.replicas.kept": broker.repairs.set_kept,
+        "super.users": lambda names, _now: broker.clients.set_super_users(names),
         # These are made later; no value is set before.
         "transactional.id.expiry.ms": lambda ms, now: broker.coordinators.set_expiry(ms, now),
         "staged.bytes.max": lambda bytes_max, now: broker.staging.set_bytes_max(bytes_max, now),
@@ -296,7 +297,6 @@ class Broker:
         self.entropy = entropy
         self.metrics = metrics
         self.clients = clients = Clients(config.super_users)
-        self.logins = Logins(config)
         self.outbox = outbox = Outbox(metrics)
         self.proofs = PeerProofs(config, clients, outbox, metrics, entropy)
         self.peers = Peers(outbox)
@@ -304,6 +304,7 @@ class Broker:
         self.quorum_inbox = QuorumInbox()
         self.jobs = jobs = Jobs(outbox)
         self.view = MetadataView(config.topic_defaults)
+        self.logins = Logins(config, clients, self.view, outbox, metrics, entropy)
         self.quorum = self._make_quorum()
         self.controller = ControllerLink(self.quorum, self.peers)
         self.tasks = Tasks(outbox, self.fail)
@@ -544,6 +545,7 @@ class Broker:
             Timed(self.wakeups.next_us, None),
             Timed(self.purgatory.next_deadline_us, None),
             Timed(self.peers.next_us, self.peers.expire),
+            Timed(self.logins.next_us, self.logins.run),
             Timed(self.flushes.next_us, self.flushes.run),
             Timed(self.appends.next_us, None),
             Timed(self.quorum.next_us, self.quorum.tick),
@@ -601,6 +603,7 @@ class Broker:
         if any(isinstance(record, _OF_BROKERS) for record in records):
             self.broker_addresses.brokers_changed(self.metadata.image.brokers.values())
         self.live_config.look(now)
+        self.logins.look()
         self.elections.applied(records, now)
         self.internal_raises.applied(records, now)
         self.creation_note.applied(records, now)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, NamedTuple, TypeGuard
 
 from quiverlog.core.controller.elections import broker_unfenced, restarted_alone
+from quiverlog.core.controller.features import SECURITY_LEVEL
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import (
     BrokerChangeRecord,
@@ -23,6 +24,7 @@ from quiverlog.core.controller.records import (
     decode_entry,
 )
 from quiverlog.core.raft.messages import ReplicaKey
+from quiverlog.core.security.users import SECURITY_KEY_BYTES, first_user
 from quiverlog.errors import InvalidConfig, QuiverlogError
 from quiverlog.limits import FEATURE_LEVEL_MIN
 from quiverlog.node.apis.admin import first_level
@@ -194,7 +196,12 @@ def _start_in(
         )
     ]
     image = broker.metadata.image
-    records += first_level(config, image, directory.cluster_id)
+    levels = first_level(config, image, directory.cluster_id)
+    records += levels
+    level = config.feature_level_max if levels else image.feature_level
+    if config.first_user is not None and not image.users and level >= SECURITY_LEVEL:
+        key = broker.entropy(SECURITY_KEY_BYTES)
+        records += first_user(image, config.first_user, key, now.wall_us)
     if not directory.clean:
         # Rows may be lost: new leader epochs show it to readers, or other replicas lead.
         records.extend(restarted_alone(image, config.node_id))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from quiverlog.broker_keys import CONFIG_KEYS
+from quiverlog.broker_keys import CONFIG_KEYS, OWN_KEYS
 from quiverlog.core.controller.configs import CONFIG_DEFS, TOPIC_DEFAULTS_PREFIX, defaults_among
 from quiverlog.core.controller.records import ALL_BROKERS
 from quiverlog.node.runtime.config import Given
@@ -168,7 +168,7 @@ def _is_taken(key: str, text: str) -> bool:
     if key in _TOPIC_DEFAULTS:
         return bool(defaults_among({key: text}))
     setting = CONFIG_KEYS.get(key)
-    if setting is None or not setting.reloadable:
+    if setting is None or not setting.reloadable or key in OWN_KEYS:
         return False
     try:
         setting.parse(text)

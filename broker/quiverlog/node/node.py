@@ -17,6 +17,7 @@ from quiverlog.addresses import Address
 from quiverlog.errors import (
     AuthenticationFailed,
     CorruptFrame,
+    CredentialsExpired,
     FrameTooLarge,
     ListenerWithoutAdministration,
     NotAuthenticated,
@@ -67,7 +68,7 @@ __all__ = ["Node"]
 
 _PROTOCOL_ERRORS: Final = (
     CorruptFrame, FrameTooLarge, UnknownApi, UnsupportedVersion, NotNegotiated, NotAuthenticated,
-    AuthenticationFailed,
+    AuthenticationFailed, CredentialsExpired,
 )  # fmt: skip
 """After one of these the connection is closed: what comes over it can no longer be trusted."""
 
@@ -301,11 +302,12 @@ class Node:
                     f"this listener of broker {broker.config.node_id} is for brokers: nothing but"
                     " HELLO and AUTHENTICATE is served before the proof."
                 )
-            if event.connection_id in broker.logins.awaited and kind not in _BEFORE_PROOF:
-                raise NotAuthenticated(
-                    f"this listener of broker {broker.config.node_id} asks for a login: nothing but"
-                    " HELLO and AUTHENTICATE is served before it."
-                )
+            if (
+                event.connection_id in broker.logins.open
+                and kind not in _BEFORE_PROOF
+                and not broker.logins.admits(event.connection_id)
+            ):
+                return
             if kind in SENDERS:
                 check_peer(broker, event, now)
             # Admitted rows are in no log yet: no other request is handled before they are.

@@ -7,11 +7,24 @@ from typing import Annotated, ClassVar, Final
 from msgspec import Meta
 
 from .messages import Api, Known, Request, Response
+from .scram import HASHES
 
-__all__ = ["CLUSTER_SHA_256", "AuthenticateRequest", "AuthenticateResponse"]
+__all__ = [
+    "CLUSTER_SHA_256",
+    "MECHANISMS",
+    "TOKEN",
+    "AuthenticateRequest",
+    "AuthenticateResponse",
+    "Mechanism",
+]
 
 CLUSTER_SHA_256: Final = "CLUSTER-SHA-256"
 """Brokers among themselves, by the cluster's secret (`peer_proof`)."""
+
+TOKEN: Final = "TOKEN"
+"""As SCRAM-SHA-256 (`scram`), with a token's id for the name and its key for the password."""
+MECHANISMS: Final = (*HASHES, TOKEN)
+"""Of clients, the best first."""
 
 Mechanism = Annotated[str, Meta(max_length=64)]
 Data = Annotated[bytes, Meta(max_length=16 * 1024)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from quiverlog.broker_keys import CONFIG_KEYS
+from quiverlog.broker_keys import CONFIG_KEYS, OWN_KEYS
 from quiverlog.core.controller.configs import (
     CONFIG_DEFS,
     TOPIC_DEFAULTS_PREFIX,
@@ -76,6 +76,8 @@ def _check_key(key: str) -> None:
     setting = CONFIG_KEYS.get(key)
     if setting is None:
         raise UnknownConfig(f"{key}: {why_unknown(key)}.")
+    if key in OWN_KEYS:
+        raise InvalidConfig(f"{key} is set in the configuration of each broker alone.")
     if not setting.reloadable:
         raise ConfigNeedsRestart(f"{key} does not change while a broker runs: {setting.because}.")
 

@@ -8,15 +8,14 @@ can be read back.
 from __future__ import annotations
 
 import enum
-import re
 from typing import Final, NamedTuple
 
 from quiverlog.limits import USER_NAME_CHARS_MAX
+from quiverlog.types import USER_NAME
 
 __all__ = ["ANONYMOUS", "NAME", "Kind", "Principal", "of_broker", "of_user", "parse_principal"]
 
-NAME: Final = re.compile(rf"[A-Za-z0-9._@-]{{1,{USER_NAME_CHARS_MAX}}}")
-"""For `fullmatch`: the name of a user."""
+NAME: Final = USER_NAME
 
 
 class Kind(enum.StrEnum):

@@ -7,6 +7,7 @@ new one and the old one count, with one salt, since a login gets the salt before
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from quiverlog.core.controller.features import SECURITY_LEVEL, check_finalised
 from quiverlog.core.controller.image import Image
@@ -39,6 +40,7 @@ from quiverlog.limits import (
 from quiverlog.wire import scram
 
 __all__ = [
+    "SECURITY_KEY_BYTES",
     "add_token",
     "change_admin",
     "change_password",
@@ -47,7 +49,10 @@ __all__ = [
     "delete_user",
     "drop_old_passwords",
     "end_tokens",
+    "first_user",
 ]
+
+SECURITY_KEY_BYTES: Final = 32
 
 
 def credentials_for(record: UserRecord, mechanism: str) -> list[scram.Credential]:
@@ -80,6 +85,13 @@ def create_user(
     _check(credentials)
     records: list[Record] = [] if image.security_key else [SecurityKeyRecord(key)]
     return [*records, UserRecord(name, now_us, tuple(credentials), is_admin)]
+
+
+def first_user(image: Image, user: UserRecord, key: bytes, now_us: int) -> list[Record]:
+    """Return the records of the user with whom a cluster without users begins."""
+    assert not image.users
+    own = UserRecord(user.name, now_us, user.credentials, user.is_admin)
+    return [own] if image.security_key else [SecurityKeyRecord(key), own]
 
 
 def change_password(
@@ -145,13 +157,12 @@ def _check(credentials: Sequence[Credential]) -> None:
     if not mechanisms or len(set(mechanisms)) != len(mechanisms):
         raise InvalidRequest("a user has one credential of each mechanism, and at least one.")
     assert CREDENTIALS_PER_MECHANISM_MAX > 1
-    for mechanism, *rest in credentials:
+    for mechanism, salt, iterations, stored_key, server_key in credentials:
         if mechanism not in scram.HASHES:
-            raise InvalidRequest(
-                f"mechanism {mechanism!r}: users have {', '.join(scram.HASHES)}."
-            )
+            raise InvalidRequest(f"mechanism {mechanism!r}: users have {', '.join(scram.HASHES)}.")
         try:
-            scram.check_credential(mechanism, scram.Credential(*rest))
+            made = scram.Credential(salt, iterations, stored_key, server_key)
+            scram.check_credential(mechanism, made)
         except ValueError as error:
             raise InvalidRequest(f"{error}.") from None
 

@@ -8,6 +8,7 @@ from typing import cast
 
 from quiverlog.addresses import Address
 from quiverlog.core.raft.messages import Observe, ReplicaKey
+from quiverlog.core.security.principals import Kind
 from quiverlog.errors import (
     BrokerShuttingDown,
     DuplicateNodeId,
@@ -25,7 +26,7 @@ from quiverlog.node.runtime.events import RequestReceived
 from quiverlog.node.runtime.tasks import Call, Steps
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
-from quiverlog.wire.authentication_messages import AuthenticateRequest
+from quiverlog.wire.authentication_messages import CLUSTER_SHA_256, AuthenticateRequest
 from quiverlog.wire.broker_messages import (
     BrokerHeartbeatRequest,
     RegisterBrokerRequest,
@@ -217,12 +218,24 @@ def handle_alter_partition(broker: Broker, call: Call) -> Steps:
 def handle_authenticate(broker: Broker, event: RequestReceived, now: Now) -> None:
     request = event.request
     assert isinstance(request, AuthenticateRequest)
-    _check_serves_brokers(broker, event.connection_id, request.API.name)
     address = broker.clients.address_of(event.connection_id)
-    response = broker.proofs.take(event.connection_id, address, request, now)
-    if response.is_done:
-        broker.logins.drop(event.connection_id)
-    broker.outbox.respond(event.connection_id, request.correlation_id, response)
+    response: Response | None
+    if request.mechanism == CLUSTER_SHA_256:
+        if broker.clients.principal_of(event.connection_id).kind is Kind.USER:
+            raise InvalidRequest("the connection is logged in, as a user.")
+        _check_serves_brokers(broker, event.connection_id, request.API.name)
+        response = broker.proofs.take(event.connection_id, address, request, now)
+        if response.is_done:
+            broker.logins.proved(event.connection_id)
+    else:
+        broker.admission.check_running()  # Before, the users are not known.
+        response = broker.logins.take(event.connection_id, address, request, now)
+    if response is not None:
+        broker.outbox.respond(event.connection_id, request.correlation_id, response)
+
+
+def _takes_proofs(broker: Broker, connection_id: int) -> bool:
+    return bool(broker.proofs.secrets) and serves_brokers(broker, connection_id)
 
 
 # HELLO
@@ -234,6 +247,7 @@ def handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
             f"a client id of {len(request.client_id)} characters is above {CLIENT_ID_CHARS_MAX}."
         )
     listener = broker.clients.listener_of(event.connection_id)
+    mechanisms = broker.logins.mechanisms_at(listener)
     response = m.HelloResponse(
         cluster_id=broker.directory.cluster_id,
         node_id=broker.config.node_id,
@@ -242,10 +256,16 @@ def handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
         apis=api_ranges(
             between_brokers=serves_brokers(broker, event.connection_id),
             administration=listener not in broker.config.listeners_without_administration,
-            authentication=bool(broker.proofs.secrets),
+            authentication=bool(mechanisms) or _takes_proofs(broker, event.connection_id),
         ),
         frame_bytes_max=broker.config.frame_bytes_max,
+        needs_authentication=broker.logins.is_required(event.connection_id),
+        mechanisms=list(mechanisms),
     )
+    if response.needs_authentication and not serves_brokers(broker, event.connection_id):
+        # Another broker is found by its name before it proves anything; a stranger learns nothing.
+        response.cluster_id = response.software_version = ""
+        response.node_id = -1
     if request.version > m.HelloRequest.VERSION:
         # The client reads the versions of this answer and sends HELLO again (KIP-511).
         response.error_code = UnsupportedVersion.code

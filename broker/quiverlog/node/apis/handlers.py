@@ -31,6 +31,13 @@ from quiverlog.node.apis.offsets import handle_list_offsets
 from quiverlog.node.apis.produce import handle_produce
 from quiverlog.node.apis.producers import handle_describe_producer, handle_init_producer_id
 from quiverlog.node.apis.replica_fetch import handle_replica_fetch
+from quiverlog.node.apis.users import (
+    handle_alter_users,
+    handle_create_token,
+    handle_describe_users,
+    handle_end_tokens,
+    handle_who_am_i,
+)
 from quiverlog.node.broker import Broker
 from quiverlog.node.runtime.events import RequestReceived
 from quiverlog.node.runtime.tasks import Call, Steps
@@ -51,6 +58,13 @@ from quiverlog.wire.replica_messages import (
     AlterPartitionRequest,
     ReplicaFetchRequest,
     ReportLogEndsRequest,
+)
+from quiverlog.wire.security_messages import (
+    AlterUsersRequest,
+    CreateTokenRequest,
+    DescribeUsersRequest,
+    EndTokensRequest,
+    WhoAmIRequest,
 )
 from quiverlog.wire.transaction_messages import (
     AbortTransactionRequest,
@@ -104,6 +118,11 @@ STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = 
     DescribeConfigsRequest: handle_describe_configs,
     UpdateFeaturesRequest: handle_update_features,
     DecommissionBrokerRequest: handle_decommission_broker,
+    WhoAmIRequest: handle_who_am_i,
+    AlterUsersRequest: handle_alter_users,
+    DescribeUsersRequest: handle_describe_users,
+    CreateTokenRequest: handle_create_token,
+    EndTokensRequest: handle_end_tokens,
     OpenTransactionRequest: transactions.handle_open_transaction,
     CommitTransactionRequest: transactions.handle_commit_transaction,
     AbortTransactionRequest: transactions.handle_abort_transaction,

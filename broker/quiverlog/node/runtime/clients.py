@@ -5,10 +5,10 @@ their long polls count for (purgatory.py).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from quiverlog.addresses import network_of, parse_address
-from quiverlog.core.security.principals import ANONYMOUS, Principal
+from quiverlog.core.security.principals import ANONYMOUS, Principal, of_user
 from quiverlog.node.runtime.config import LISTENER_DEFAULT
 
 __all__ = ["Account", "Clients"]
@@ -22,13 +22,13 @@ class Clients:
 
     __slots__ = ("_accounts", "_addresses", "_listeners", "_principals", "accounts", "super_users")
 
-    def __init__(self, super_users: frozenset[Principal] = frozenset()) -> None:
+    def __init__(self, super_users: Iterable[str] = ()) -> None:
         self._addresses: dict[int, str] = {}
         self._listeners: dict[int, str] = {}
         self._accounts: dict[int, tuple[Account, ...]] = {}
         self.accounts: Mapping[int, tuple[Account, ...]] = self._accounts
         self._principals: dict[int, Principal] = {}
-        self.super_users = super_users
+        self.set_super_users(super_users)
 
     def opened(self, connection_id: int, peer: str, listener: str) -> None:
         """Record a connection; without a valid address in `peer` it has no address account."""
@@ -43,6 +43,9 @@ class Clients:
     def address_of(self, connection_id: int) -> str:
         """Return the network of the other end; empty: it is not known."""
         return self._addresses.get(connection_id, "")
+
+    def set_super_users(self, names: Iterable[str]) -> None:
+        self.super_users = frozenset(map(of_user, names))
 
     def principal_of(self, connection_id: int) -> Principal:
         """Return what the connection has proved."""

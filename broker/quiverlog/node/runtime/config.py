@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from quiverlog.addresses import Address
-from quiverlog.core.security.principals import Principal
+from quiverlog.core.controller.records import UserRecord
 from quiverlog.limits import (
     BROKER_SESSION_MS_DEFAULT,
     DAMAGED_REPLICAS_KEPT,
@@ -74,8 +74,10 @@ class NodeConfig:
     """Listeners that refuse `wire.registry.ADMINISTRATION`."""
     authentication: Mapping[str, Authentication] = field(default_factory=dict)
     """Of the listeners that ask for it, by name."""
-    super_users: frozenset[Principal] = frozenset()
-    """Principals that may do everything, whatever the metadata contain."""
+    super_users: tuple[str, ...] = ()
+    """Names of users that may do everything, whatever the metadata contain."""
+    first_user: UserRecord | None = None
+    """For a cluster without users, at the start of a quorum of one."""
     inter_broker_listener: str = LISTENER_DEFAULT
     """The only listener that serves the APIs between brokers."""
     cluster_secrets: ClusterSecrets = NO_SECRETS

@@ -59,7 +59,7 @@ class CloseConnection(msgspec.Struct, frozen=True):
 
 
 class ConnectionProved(msgspec.Struct, frozen=True):
-    """Another broker has proved its node id: its frames may be as large as any."""
+    """A broker, or a user, is at its end: its frames may be as large as any."""
 
     connection_id: int
 

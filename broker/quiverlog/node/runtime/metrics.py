@@ -30,6 +30,7 @@ class NodeMetrics:
         "batches_deduplicated",
         "batches_refused",
         "cluster_secrets",
+        "connections_anonymous",
         "corrupt_reads",
         "disk_full",
         "displaced",
@@ -38,6 +39,8 @@ class NodeMetrics:
         "internal_errors",
         "leader_epoch_changes",
         "local_read_bytes",
+        "logins",
+        "logins_refused",
         "parked_entries",
         "parked_requests",
         "partitions_damaged",
@@ -83,6 +86,9 @@ class NodeMetrics:
         self.internal_errors = 0
         self.leader_epoch_changes = 0
         self.local_read_bytes = 0
+        self.connections_anonymous = 0
+        self.logins = 0
+        self.logins_refused = 0
         self.peer_connections_unproved = 0
         self.peer_proofs_refused = 0
         self.produces_timed_out = 0

@@ -1,27 +1,359 @@
 """Logins of clients' connections, at listeners that ask for them.
 
-Invariant: a connection that is `awaited` gets no answer but to HELLO and AUTHENTICATE.
+    connected ──SCRAM, a token──▶ logged in ──again, as the same──▶ logged in
+        │                            └── expired, deleted, another password: closed
+        └── refused: the answer comes late, then it is closed
+
+Invariants: a connection that has to log in is served HELLO and AUTHENTICATE alone; one that is
+logged in has a credential that counts now. All refusals look alike from outside.
 """
 
 from __future__ import annotations
 
-from quiverlog.node.runtime.config import Asked, NodeConfig
+import heapq
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from quiverlog.core.controller.records import TokenRecord, UserRecord
+from quiverlog.core.security.principals import ANONYMOUS, Kind, of_user
+from quiverlog.core.security.users import credentials_for
+from quiverlog.errors import (
+    AuthenticationFailed,
+    CredentialsExpired,
+    InvalidRequest,
+    NotAuthenticated,
+    WrongListener,
+)
+from quiverlog.limits import SCRAM_ITERATIONS_DEFAULT
+from quiverlog.node.runtime.clients import Clients
+from quiverlog.node.runtime.config import Asked, Authentication, NodeConfig
+from quiverlog.node.runtime.effects import ConnectionProved
+from quiverlog.node.runtime.metadata_view import MetadataView
+from quiverlog.node.runtime.metrics import NodeMetrics
+from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.types import Now
+from quiverlog.wire.authentication_messages import (
+    TOKEN,
+    AuthenticateRequest,
+    AuthenticateResponse,
+)
+from quiverlog.wire.peer_proof import ProofRefused
+from quiverlog.wire.scram import SCRAM_SHA_256, Credential, ScramServer, nonce_of
 
 __all__ = ["Logins"]
 
+_REFUSED: Final = "a login was refused"
+_REFUSED_US: Final = 1_000_000
+"""A refusal's answer waits so long, a quarter more or less."""
+_REFUSED_MAX: Final = 1_024
+"""Refusals that wait; beyond, the oldest is answered at once."""
+_QUIET_US: Final = 60_000_000
+_ADDRESSES_MAX: Final = 64
+"""With a line of their own in a minute; all others have one together."""
+
+
+class _UnderWay(NamedTuple):
+    mechanism: str
+    server: ScramServer
+
+
+class _Login(NamedTuple):
+    """`user`: whose credential it was. `token_id` empty: a password."""
+
+    user: str
+    mechanism: str
+    stored_key: bytes
+    token_id: str = ""
+    expires_us: int = 0
+    """UTC; 0: never."""
+
+
+class _Refused(NamedTuple):
+    due_us: int
+    connection_id: int
+    correlation_id: int
+
 
 class Logins:
-    __slots__ = ("_authentication", "awaited")
+    """`open`: connections that are not logged in, and may have to be."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    __slots__ = (
+        "_authentication", "_clients", "_ending", "_entropy", "_expiries", "_fake_key",
+        "_logged_in", "_logged_us", "_metrics", "_node_id", "_outbox", "_refused", "_seen",
+        "_under_way", "_view", "open",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        clients: Clients,
+        view: MetadataView,
+        outbox: Outbox,
+        metrics: NodeMetrics,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._node_id = config.node_id
         self._authentication = config.authentication
-        self.awaited: set[int] = set()
-        """Connections that have to prove a principal before anything else."""
+        self._clients = clients
+        self._view = view
+        self._outbox = outbox
+        self._metrics = metrics
+        self._entropy = entropy
+        self._fake_key = b""
+        self.open: dict[int, Asked] = {}
+        self._under_way: dict[int, _UnderWay] = {}
+        self._logged_in: dict[int, _Login] = {}
+        # (when by the monotonic clock, connection): those of ended connections are skipped.
+        self._expiries: list[tuple[int, int]] = []
+        self._refused: deque[_Refused] = deque()
+        # Their requests get no answer.
+        self._ending: set[int] = set()
+        self._seen: tuple[Mapping[str, UserRecord], Mapping[str, TokenRecord]] = ({}, {})
+        self._logged_us: dict[str, int] = {}
+        """When a refusal was logged, by address: those of the last minute."""
 
+    # --- connections ---------------------------------------------------------------------------
     def opened(self, connection_id: int, listener: str) -> None:
         at = self._authentication.get(listener)
-        if at is not None and at.asked is Asked.REQUIRED:
-            self.awaited.add(connection_id)
+        if at is not None:
+            self.open[connection_id] = at.asked
 
     def drop(self, connection_id: int) -> None:
-        self.awaited.discard(connection_id)
+        self.open.pop(connection_id, None)
+        self._under_way.pop(connection_id, None)
+        self._logged_in.pop(connection_id, None)
+        self._ending.discard(connection_id)
+
+    def proved(self, connection_id: int) -> None:
+        """Another broker has proved, by other means, that it is one."""
+        self.open.pop(connection_id, None)
+
+    def admits(self, connection_id: int) -> bool:
+        """Return whether to serve a request of a connection that is `open`; else leave it
+        unanswered: the connection is about to be closed.
+
+        Raises:
+            NotAuthenticated: it has to log in first, or a login is under way.
+        """
+        # Answers would tell at once that the login was refused.
+        if connection_id in self._ending:
+            return False
+        # Half a login is none, and its answer decides what it may ask for.
+        is_undecided = connection_id in self._under_way
+        if self.open[connection_id] is Asked.REQUIRED or is_undecided:
+            raise NotAuthenticated(
+                f"this listener of broker {self._node_id} asks for a login: nothing but HELLO and"
+                " AUTHENTICATE is served before it."
+            )
+        del self.open[connection_id]
+        self._metrics.connections_anonymous += 1
+        return True
+
+    def mechanisms_at(self, listener: str) -> Sequence[str]:
+        at = self._authentication.get(listener)
+        return () if at is None else at.mechanisms
+
+    def is_required(self, connection_id: int) -> bool:
+        """True until the connection has logged in, where it must."""
+        return self.open.get(connection_id) is Asked.REQUIRED
+
+    def is_super(self, connection_id: int) -> bool:
+        """Return whether the connection may do everything."""
+        principal = self._clients.principal_of(connection_id)
+        if principal in self._clients.super_users:
+            return True
+        user = self._view.image.users.get(principal.name)
+        return principal.kind is Kind.USER and user is not None and user.is_admin
+
+    def described(self, connection_id: int) -> tuple[str, str, int]:
+        """Return (mechanism, token id, UTC of its end or 0) of a connection's login."""
+        login = self._logged_in.get(connection_id)
+        if login is None:
+            return "", "", 0
+        return login.mechanism, login.token_id, login.expires_us
+
+    # --- a login -------------------------------------------------------------------------------
+    def take(
+        self, connection_id: int, address: str, request: AuthenticateRequest, now: Now
+    ) -> AuthenticateResponse | None:
+        """Return the answer to one step of a login; None: it is refused, and answered later.
+
+        Args:
+            address: of the connection's other end, for the log.
+
+        Raises:
+            CredentialsExpired: the token was right, and is too old.
+            InvalidRequest: the mechanism is not taken here, or the login is another user's.
+            WrongListener: this listener takes no login.
+        """
+        if connection_id in self._ending:
+            return None
+        self._check_mechanism(connection_id, request.mechanism)
+        under_way = self._under_way.pop(connection_id, None)
+        try:
+            if under_way is None:
+                server = self._server(request.mechanism)
+                data = server.first(request.data)
+                self._under_way[connection_id] = _UnderWay(request.mechanism, server)
+                return AuthenticateResponse(data=data)
+            if under_way.mechanism != request.mechanism:
+                raise ProofRefused("it changed the mechanism half way")
+            data, credential = under_way.server.final(request.data)
+            login = self._login(under_way, credential)
+        except ProofRefused as refused:
+            self._refuse(connection_id, address, request, str(refused), now)
+            return None
+        self._done(connection_id, login, now)
+        left_ms = (login.expires_us - now.wall_us) // 1_000 if login.expires_us else -1
+        principal = str(of_user(login.user))
+        return AuthenticateResponse(
+            data=data, is_done=True, principal=principal, expires_ms=left_ms
+        )
+
+    def _check_mechanism(self, connection_id: int, mechanism: str) -> None:
+        listener = self._clients.listener_of(connection_id)
+        at = self._authentication.get(listener, Authentication())
+        if not at.mechanisms:
+            raise WrongListener(f"the listener {listener!r} of this broker takes no login.")
+        if mechanism not in at.mechanisms:
+            raise InvalidRequest(
+                f"mechanism {mechanism!r} is not taken at the listener {listener!r}, those are:"
+                f" {', '.join(at.mechanisms)}."
+            )
+
+    def _server(self, mechanism: str) -> ScramServer:
+        if not self._fake_key:
+            self._fake_key = self._entropy(32)  # Until there is a first user.
+        is_token = mechanism == TOKEN
+        return ScramServer(
+            SCRAM_SHA_256 if is_token else mechanism,
+            self._of_token if is_token else partial(self._of_user, mechanism),
+            nonce_of(self._entropy),
+            fake_key=self._view.image.security_key or self._fake_key,
+            iterations=SCRAM_ITERATIONS_DEFAULT,
+        )
+
+    def _of_user(self, mechanism: str, name: str) -> Sequence[Credential]:
+        user = self._view.image.users.get(name)
+        return () if user is None else credentials_for(user, mechanism)
+
+    def _of_token(self, token_id: str) -> Sequence[Credential]:
+        token = self._view.image.tokens.get(token_id)
+        if token is None or token.credential is None:
+            return ()
+        return (Credential(*token.credential[1:]),)
+
+    def _login(self, under_way: _UnderWay, credential: Credential) -> _Login:
+        """Raises ProofRefused: the token was ended a moment ago."""
+        name, mechanism = under_way.server.name, under_way.mechanism
+        if mechanism != TOKEN:
+            return _Login(name, mechanism, credential.stored_key)
+        token = self._view.image.tokens.get(name)
+        if token is None:
+            raise ProofRefused("the token was ended")
+        return _Login(token.owner, mechanism, credential.stored_key, name, token.expires_us)
+
+    def _done(self, connection_id: int, login: _Login, now: Now) -> None:
+        # Said to one that has the token's key alone.
+        if login.expires_us and login.expires_us <= now.wall_us:
+            raise CredentialsExpired(
+                f"the token {login.token_id[:4]}... of user {login.user!r} has expired"
+                f" {(now.wall_us - login.expires_us) // 1_000_000} s ago."
+            )
+        principal = of_user(login.user)
+        known = self._clients.principal_of(connection_id)
+        if known not in (ANONYMOUS, principal):
+            raise InvalidRequest(
+                f"the connection is logged in as {known}: another user needs another connection."
+            )
+        if not self._counts(login):
+            raise NotAuthenticated(f"user {login.user!r} was changed meanwhile.")
+        self._clients.authenticated(connection_id, principal)
+        self._logged_in[connection_id] = login
+        self.open.pop(connection_id, None)
+        self._metrics.logins += 1
+        if login.expires_us:
+            due_us = now.mono_us + login.expires_us - now.wall_us
+            heapq.heappush(self._expiries, (due_us, connection_id))
+        self._outbox.emit(ConnectionProved(connection_id))
+
+    # --- refusals ------------------------------------------------------------------------------
+    def _refuse(
+        self, connection_id: int, address: str, request: AuthenticateRequest, why: str, now: Now
+    ) -> None:
+        # Also where a login is only wanted: what comes behind is not an anonymous client's.
+        self.open[connection_id] = Asked.REQUIRED
+        self._ending.add(connection_id)
+        self._metrics.logins_refused += 1
+        self._log(address, why, now)
+        if len(self._refused) >= _REFUSED_MAX:
+            self._answer(self._refused.popleft())
+        # The jitter hides how long the check took.
+        jitter = int.from_bytes(self._entropy(2), "big") * _REFUSED_US // (2 * 65_536)
+        due_us = now.mono_us + _REFUSED_US * 3 // 4 + jitter
+        self._refused.append(_Refused(due_us, connection_id, request.correlation_id))
+
+    def _log(self, address: str, why: str, now: Now) -> None:
+        since_us = now.mono_us - _QUIET_US
+        self._logged_us = {one: us for one, us in self._logged_us.items() if us > since_us}
+        is_full = len(self._logged_us) >= _ADDRESSES_MAX
+        key = "" if is_full and address not in self._logged_us else address
+        if key not in self._logged_us:
+            self._logged_us[key] = now.mono_us
+            self._outbox.log("warning", _REFUSED, address=address, why=why)
+
+    def _answer(self, refused: _Refused) -> None:
+        error = AuthenticationFailed(f"broker {self._node_id} refuses the login.")
+        response = AuthenticateResponse(error_code=error.code, error_message=error.message)
+        self._outbox.respond(refused.connection_id, refused.correlation_id, response)
+        self._outbox.close_connection(refused.connection_id, error.code_name())
+
+    # --- what ends a login ---------------------------------------------------------------------
+    def next_us(self) -> int | None:
+        due_us = self._expiries[0][0] if self._expiries else None
+        if self._refused:
+            refused_us = self._refused[0].due_us
+            return refused_us if due_us is None else min(due_us, refused_us)
+        return due_us
+
+    def run(self, now: Now) -> None:
+        while self._refused and self._refused[0].due_us <= now.mono_us:
+            self._answer(self._refused.popleft())
+        while self._expiries and self._expiries[0][0] <= now.mono_us:
+            _, connection_id = heapq.heappop(self._expiries)
+            login = self._logged_in.get(connection_id)
+            # It may have logged in again, with a newer token.
+            if login is not None and 0 < login.expires_us <= now.wall_us:
+                self._end(connection_id, "its token has expired")
+
+    def look(self) -> None:
+        """Close the connections whose credential counts no more."""
+        image = self._view.image
+        users, tokens = self._seen
+        # Replaced with each change, so that this is cheap after any other one.
+        if users is image.users and tokens is image.tokens:
+            return
+        self._seen = (image.users, image.tokens)
+        for connection_id, login in list(self._logged_in.items()):
+            if not self._counts(login):
+                self._end(connection_id, "its user or token was changed")
+
+    def _counts(self, login: _Login) -> bool:
+        image = self._view.image
+        user = image.users.get(login.user)
+        if user is None:
+            return False
+        if login.token_id:
+            token = image.tokens.get(login.token_id)
+            return token is not None and token.owner == login.user
+        found = credentials_for(user, login.mechanism)
+        return any(one.stored_key == login.stored_key for one in found)
+
+    def _end(self, connection_id: int, why: str) -> None:
+        del self._logged_in[connection_id]
+        # Nothing more is served to it, whatever it has sent already.
+        self.open[connection_id] = Asked.REQUIRED
+        self._ending.add(connection_id)
+        self._outbox.close_connection(connection_id, why)

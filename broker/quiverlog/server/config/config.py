@@ -21,7 +21,7 @@ from quiverlog.broker_keys import CONFIG_KEYS, ENV_PREFIX, env_of, flag_of
 from quiverlog.core.controller.broker_configs import why_unknown
 from quiverlog.core.controller.configs import CONFIG_DEFS, TOPIC_DEFAULTS_PREFIX, topic_config
 from quiverlog.errors import InvalidConfig
-from quiverlog.node.runtime.config import LISTENER_DEFAULT, Given
+from quiverlog.node.runtime.config import LISTENER_DEFAULT, Authentication, Given
 from quiverlog.roles import ROLE_CONTROLLER
 from quiverlog.server.config.listeners import (
     LISTENERS_PREFIX,
@@ -142,7 +142,7 @@ _ENV_OF_OTHERS: Final = re.compile(
 )
 
 
-_ENV_OF_LISTENER: Final = re.compile(r"QUIVERLOG_LISTENERS_([A-Z0-9]+)_([A-Z]+)")
+_ENV_OF_LISTENER: Final = re.compile(r"QUIVERLOG_LISTENERS_([A-Z0-9]+)_([A-Z_]+)")
 _BY_ENV: Final = {
     env_of(key): key
     for key in (*CONFIG_KEYS, *(TOPIC_DEFAULTS_PREFIX + key for key in CONFIG_DEFS))
@@ -162,6 +162,8 @@ class BrokerConfig:
     cluster_id: str
     cluster_secret_file: str
     cluster_secret_required: str
+    super_users: tuple[str, ...]
+    admin_credential_file: str
     rack: str
     process_roles: tuple[str, ...]
     controller_quorum_bootstrap_servers: Mapping[int, Address]
@@ -200,6 +202,8 @@ class BrokerConfig:
     listeners: Mapping[str, ListenerConfig]
     """All but `default`, which is `listen` and `advertise`."""
     listeners_without_administration: frozenset[str]
+    authentication: Mapping[str, Authentication]
+    """Of the listeners that ask for it, by name."""
     given: Mapping[str, Given]
     """Every configured value, as text."""
 
@@ -250,7 +254,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, _Given]:
             continue
         name = _BY_ENV.get(variable)
         if name is None and (of_listener := _ENV_OF_LISTENER.fullmatch(variable)):
-            name = f"{LISTENERS_PREFIX}{of_listener[1].lower()}.{of_listener[2].lower()}"
+            key = of_listener[2].lower().replace("_", ".")
+            name = f"{LISTENERS_PREFIX}{of_listener[1].lower()}.{key}"
         if name is None:
             raise InvalidConfig(f"environment variable {variable}: there is no such key.")
         settings[name] = _Given(value, f"environment variable {variable}", ConfigSource.ENVIRONMENT)
@@ -276,7 +281,10 @@ def _typed(settings: Mapping[str, _Given]) -> BrokerConfig:
                 raise InvalidConfig(f"{source} {error}") from None
     for key in CONFIG_KEYS.values():
         values.setdefault(key.field, key.parse(key.default))
-    values["listeners"], values["listeners_without_administration"] = parse_listeners(of_listeners)
+    values["listeners"], values["listeners_without_administration"], authentication = (
+        parse_listeners(of_listeners)
+    )
+    values["authentication"] = authentication
     _refuse_contradictions(values, topic_defaults, settings)
     given = {name: Given(text_of(one.value), one.kind) for name, one in settings.items()}
     return BrokerConfig(topic_defaults=topic_defaults, given=given, **values)

@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from quiverlog.addresses import Address
 from quiverlog.errors import InvalidConfig
-from quiverlog.node.runtime.config import LISTENER_DEFAULT
+from quiverlog.node.runtime.config import LISTENER_DEFAULT, Asked, Authentication
 from quiverlog.settings import InvalidValue, Kind, Setting, SettingsTable
+from quiverlog.wire.authentication_messages import MECHANISMS
 from quiverlog.wire.registry import ADMINISTRATION, ALSO_ASK
 
 __all__ = [
@@ -30,6 +31,15 @@ __all__ = [
 
 LISTENERS_PREFIX: Final = "listeners."
 LISTENERS_MAX: Final = 8
+
+
+def _read_mechanisms(text: str) -> tuple[str, ...]:
+    named = {part.strip().upper() for part in text.split(",")}
+    if not named <= set(MECHANISMS):
+        raise ValueError(f"some of {', '.join(MECHANISMS)}")
+    return tuple(one for one in MECHANISMS if one in named)
+
+
 _ADMINISTRATION: Final = ", ".join(api.name for api in sorted(ADMINISTRATION))
 _ALSO_ASK: Final = ", ".join(api.name for api in sorted(ALSO_ASK))
 LISTENER_KEYS: Final = SettingsTable(
@@ -60,6 +70,34 @@ LISTENER_KEYS: Final = SettingsTable(
             " well.",
             choices=("true", "false"),
         ),
+        Setting(
+            "authentication",
+            Kind.CHOICE,
+            "none",
+            "Whether clients log in here ([Security](security.md)). `none`: all are anonymous."
+            " `required`: nothing else is served before. `wanted`: both, and connections that stay"
+            " anonymous are counted; it is for the time in which clients get their passwords. With"
+            " either, what no rule allows is denied, at every listener of the broker.",
+            choices=tuple(Asked),
+        ),
+        Setting(
+            "mechanisms",
+            Kind.OTHER,
+            ",".join(MECHANISMS),
+            "How clients may log in here, separated by commas: passwords by the first two, tokens"
+            " by the last.",
+            read=_read_mechanisms,
+            label="name,...",
+        ),
+        Setting(
+            "allow.plaintext",
+            Kind.CHOICE,
+            "false",
+            "`true`: takes logins without TLS. No password is sent, but whoever hears a login can"
+            " try passwords against it, and rewrite what follows: for one machine, or a network of"
+            " its own.",
+            choices=("true", "false"),
+        ),
     )
 )
 _NAME: Final = re.compile(r"[a-z][a-z0-9]{0,30}")
@@ -77,13 +115,15 @@ class Listeners(NamedTuple):
     named: dict[str, ListenerConfig]
     """All but `default`."""
     without_administration: frozenset[str]
+    authentication: dict[str, Authentication]
+    """Of those that ask for it."""
 
 
 def listener_key(name: str) -> tuple[str, str] | None:
     """Return (listener, its key); None: not a listener's key."""
     if not name.startswith(LISTENERS_PREFIX):
         return None
-    listener, _, key = name.removeprefix(LISTENERS_PREFIX).rpartition(".")
+    listener, _, key = name.removeprefix(LISTENERS_PREFIX).partition(".")
     return listener, key
 
 
@@ -115,6 +155,7 @@ def parse_listeners(given: Mapping[str, tuple[object, str]]) -> Listeners:
             raise InvalidConfig(f"{source} {error}") from None
         sources[listener] = source
     refused = frozenset(n for n, keys in found.items() if keys.get("administration") == "false")
+    authentication = _authentication(found, sources)
     found.pop(LISTENER_DEFAULT, None)
     if refused >= {LISTENER_DEFAULT, *found}:
         raise InvalidConfig(
@@ -134,7 +175,26 @@ def parse_listeners(given: Mapping[str, tuple[object, str]]) -> Listeners:
         if advertise is not None:
             check_advertised(advertise, sources[listener])
         listeners[listener] = ListenerConfig(bind, advertise)
-    return Listeners(listeners, refused)
+    return Listeners(listeners, refused, authentication)
+
+
+def _authentication(
+    found: Mapping[str, Mapping[str, Any]], sources: Mapping[str, str]
+) -> dict[str, Authentication]:
+    asking: dict[str, Authentication] = {}
+    for name, values in found.items():
+        asked = Asked(values.get("authentication", Asked.NONE))
+        if asked is Asked.NONE:
+            continue
+        if values.get("allow.plaintext") != "true":
+            raise InvalidConfig(
+                f"{sources[name]}: the listener {name!r} asks for logins without TLS: set"
+                f" `{LISTENERS_PREFIX}{name}.allow.plaintext` = true where nobody else can hear"
+                " them."
+            )
+        mechanisms = values.get("mechanisms", MECHANISMS)
+        asking[name] = Authentication(asked, mechanisms)
+    return asking
 
 
 def check_advertised(address: Address, source: str) -> None:

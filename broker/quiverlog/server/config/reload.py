@@ -45,7 +45,11 @@ def with_values(config: BrokerConfig, values: Mapping[str, str]) -> BrokerConfig
 
 
 def _of_listeners(config: BrokerConfig) -> object:
-    return dict(config.listeners), config.listeners_without_administration
+    return (
+        dict(config.listeners),
+        config.listeners_without_administration,
+        dict(config.authentication),
+    )
 
 
 def compare_configs(running: BrokerConfig, found: BrokerConfig) -> Reload:

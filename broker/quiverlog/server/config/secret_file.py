@@ -1,4 +1,5 @@
-"""The file with the cluster's secrets: read at the start, and again while the broker runs.
+"""The files with secrets: the cluster's, read at the start and again while the broker runs, and the
+first user's.
 
 Owns what is refused of such a file, and when it is read again. No error and no line of the log has
 any part of a secret. A file that cannot be used changes nothing in a broker that runs.
@@ -12,6 +13,7 @@ import stat
 from collections.abc import Callable
 from typing import Final
 
+from quiverlog.core.controller.records import UserRecord
 from quiverlog.errors import InvalidConfig
 from quiverlog.server.observe.logs import Logger
 from quiverlog.wire.peer_proof import (
@@ -21,8 +23,9 @@ from quiverlog.wire.peer_proof import (
     ClusterSecrets,
     parse_secrets,
 )
+from quiverlog.wire.scram import parse_credential_line
 
-__all__ = ["LOOK_S", "SecretWatch", "read_secret_file"]
+__all__ = ["LOOK_S", "SecretWatch", "read_admin_file", "read_secret_file"]
 
 LOOK_S: Final = 10.0
 """A new secret counts after that time, or at once after SIGHUP."""
@@ -35,6 +38,34 @@ def read_secret_file(path: str) -> ClusterSecrets:
     if not path:
         return NO_SECRETS
     where = f"`cluster.secret.file` {path}"
+    try:
+        return parse_secrets(_read(where, path))
+    except ValueError as error:
+        raise InvalidConfig(f"{where}: {error}. `quiverlog secret new` makes a secret.") from None
+
+
+def read_admin_file(path: str) -> UserRecord | None:
+    """Return the first user. Raises InvalidConfig as `read_secret_file`."""
+    if not path:
+        return None
+    where = f"`admin.credential.file` {path}"
+    lines = [line for line in _read(where, path).splitlines() if line.strip()]
+    try:
+        found = [parse_credential_line(line.decode("ascii")) for line in lines]
+        names = sorted({name for name, _, _ in found})
+        if len(names) != 1 or len(found) != len({mechanism for _, mechanism, _ in found}):
+            raise ValueError("it has one user, and one line for each mechanism")
+    except ValueError as error:  # Bytes that are no ASCII are one, too: its text would show them.
+        why = "it is no text" if isinstance(error, UnicodeError) else str(error)
+        raise InvalidConfig(f"{where}: {why}. `quiverlog user hash` makes the lines.") from None
+    credentials = tuple(
+        (mechanism, one.salt, one.iterations, one.stored_key, one.server_key)
+        for _, mechanism, one in found
+    )
+    return UserRecord(names[0], 0, credentials, is_admin=True)
+
+
+def _read(where: str, path: str) -> bytes:
     try:
         # O_NONBLOCK: opening a FIFO would wait until its other end is opened.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -55,10 +86,7 @@ def read_secret_file(path: str) -> ClusterSecrets:
         raise InvalidConfig(f"{where}: cannot be read: {error.strerror or error}.") from None
     if len(text) > _FILE_BYTES_MAX:
         raise InvalidConfig(f"{where}: larger than {_FILE_BYTES_MAX} bytes.")
-    try:
-        return parse_secrets(text)
-    except ValueError as error:
-        raise InvalidConfig(f"{where}: {error}. `quiverlog secret new` makes a secret.") from None
+    return text
 
 
 class SecretWatch:

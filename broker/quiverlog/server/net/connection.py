@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from quiverlog.errors import QuiverlogError, TooManyConnections
-from quiverlog.limits import HEADER_BYTES_MAX, KIB, UNPROVED_FRAME_BYTES_MAX
+from quiverlog.limits import (
+    HEADER_BYTES_MAX,
+    KIB,
+    LOGIN_MS,
+    PROOF_MS,
+    UNPROVED_FRAME_BYTES_MAX,
+)
 from quiverlog.node.runtime.config import LISTENER_DEFAULT
 from quiverlog.node.runtime.events import ConnectionClosed, ConnectionOpened, Event, RequestsEnded
 from quiverlog.server.net.clocks import monotonic_us, read_clocks
@@ -121,6 +127,8 @@ class ConnectionContext(NamedTuple):
     serves_brokers: bool = False
     proves_brokers: bool = False
     """Other brokers must prove who they are before they send anything else."""
+    needs_login: bool = False
+    """So must clients."""
 
 
 CHUNK_REQUESTS_MAX: Final = 64
@@ -175,7 +183,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._is_settled = not origin.may_be_broker
         self.state = ConnectionState(monotonic_us(), origin)
         if context.proves_brokers and context.listener != LISTENER_DEFAULT:
-            self._await_proof()  # Only brokers have anything to ask here.
+            self._await_proof(PROOF_MS)  # Only brokers have anything to ask here.
+        elif context.needs_login:
+            self._await_proof(LOGIN_MS)
         self.connection_id = context.connections.add(self)
         if self.connection_id < 0:
             self.refuse()
@@ -227,15 +237,16 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._is_settled = True
         is_broker = is_brokers_hello(first.header)
         if is_broker and self._context.proves_brokers:
-            self._await_proof()
+            self._await_proof(PROOF_MS)
         if self._context.connections.settle(self, is_broker=is_broker):
             return True
         self.refuse()
         return False
 
-    def _await_proof(self) -> None:
+    def _await_proof(self, within_ms: int) -> None:
         """Accept small frames only until `proved`, which the table waits for."""
         self.state.unproved_since_us = monotonic_us()
+        self.state.proof_us = within_ms * 1000
         self._receiver.bound(UNPROVED_FRAME_BYTES_MAX)
 
     def proved(self) -> None:

@@ -2,7 +2,7 @@
 
 - `idle`: nothing was received, nothing is in flight, nothing waits to be sent.
 - `frame`: a request was begun (or nothing was ever received) and not finished in time (slow loris).
-- `proof`: a broker has connected, and not proved in time that it is one.
+- `proof`: a broker or a client has not proved in time what it is, where it must.
 - `write`: a reply waits, and the client has taken nothing of it for too long.
 
 A quiet connection waits in the slot of the moment at which it may exceed its idle limit, so ten
@@ -59,6 +59,7 @@ class ConnectionState:
         "looked_sent_bytes",
         "origin",
         "place",
+        "proof_us",
         "slot",
         "taken_bytes",
         "taken_since_us",
@@ -73,7 +74,9 @@ class ConnectionState:
         # A connection that never sends anything is as suspect as one that stops within a request.
         self.frame_since_us = now_us
         self.unproved_since_us = 0
-        """Since when another broker's proof is awaited; 0: none is."""
+        """Since when a proof is awaited; 0: none is."""
+        self.proof_us = PROOF_MS * 1000
+        """The time for it."""
         self.in_flight: dict[int, int] = {}
         """Correlation id -> arrival, in nanoseconds of the performance counter."""
         self.taken_bytes = 0
@@ -95,7 +98,7 @@ def overdue(
         waiting: those of them that the client has not taken yet.
     """
     assert waiting >= 0
-    if state.unproved_since_us and now_us - state.unproved_since_us > PROOF_MS * 1000:
+    if state.unproved_since_us and now_us - state.unproved_since_us > state.proof_us:
         return "proof"
     if waiting:
         taken = sent - waiting
@@ -139,7 +142,7 @@ class Connection(Holder, Schedulable, Protocol):
         """Send the gathered replies in one call."""
 
     def proved(self) -> None:
-        """Another broker is at its end: its frames may have any size."""
+        """A broker, or a user, is at its end: its frames may have any size."""
 
     def close_soon(self, why: str) -> None:
         """Send the gathered replies, then close."""

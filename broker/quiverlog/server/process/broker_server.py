@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from quiverlog.addresses import Address
+from quiverlog.core.controller.records import UserRecord
 from quiverlog.node.node import Node
-from quiverlog.node.runtime.config import LISTENER_DEFAULT, NodeConfig
+from quiverlog.node.runtime.config import LISTENER_DEFAULT, Asked, NodeConfig
 from quiverlog.node.runtime.events import ConfigReloaded, DiskSpace, Load, SecretsChanged, Shutdown
 from quiverlog.server.config.config import BrokerConfig
 from quiverlog.server.config.reload import compare_configs, with_values
-from quiverlog.server.config.secret_file import SecretWatch, read_secret_file
+from quiverlog.server.config.secret_file import SecretWatch, read_admin_file, read_secret_file
 from quiverlog.server.net.clocks import monotonic_us, read_clocks
 from quiverlog.server.net.connection import ConnectionContext
 from quiverlog.server.net.connections import Connection, ConnectionLimits, ConnectionTable
@@ -57,6 +58,7 @@ def node_config(
     config: BrokerConfig,
     advertised: Mapping[str, Address],
     secrets: ClusterSecrets = NO_SECRETS,
+    first_user: UserRecord | None = None,
 ) -> NodeConfig:
     """`advertised`: the address that METADATA returns at each listener."""
     host, port = advertised[LISTENER_DEFAULT]
@@ -68,6 +70,9 @@ def node_config(
         advertised_port=port,
         listeners=dict(advertised),
         listeners_without_administration=config.listeners_without_administration,
+        authentication=config.authentication,
+        super_users=config.super_users,
+        first_user=first_user,
         inter_broker_listener=config.inter_broker_listener,
         cluster_secrets=secrets,
         proof_required=_PROOF_REQUIRED[config.cluster_secret_required],
@@ -158,6 +163,7 @@ class BrokerServer:
         self._config = self._given = config
         self._page = page
         self._secrets = read_secret_file(config.cluster_secret_file)
+        self._first_user = read_admin_file(config.admin_credential_file)
         self._secret_watch: SecretWatch | None = None
         self._log = log
         self._log_control = control
@@ -239,7 +245,7 @@ class BrokerServer:
             # Probes get an answer while the node recovers.
             self._http_port = EarlyPort(self._loop, http, self._serve_http, log=self._log)
         started = time.monotonic()
-        config = node_config(self._config, self._advertised, self._secrets)
+        config = node_config(self._config, self._advertised, self._secrets, self._first_user)
         node = Node(config, self._disk, entropy=entropy, metrics=self._metrics.node)
         effects = await self._loop.run_in_executor(None, node.start, read_clocks())
         self._node = node
@@ -347,10 +353,15 @@ class BrokerServer:
                 serves_brokers = name == self._config.inter_broker_listener
                 assert self._node is not None
                 proves = serves_brokers and self._node.broker.proofs.is_required
+                at = self._config.authentication.get(name)
+                needs_login = at is not None and at.asked is Asked.REQUIRED
                 self._listeners.open(
                     sock,
                     context._replace(
-                        listener=name, serves_brokers=serves_brokers, proves_brokers=proves
+                        listener=name,
+                        serves_brokers=serves_brokers,
+                        proves_brokers=proves,
+                        needs_login=needs_login,
                     ),
                 )
 

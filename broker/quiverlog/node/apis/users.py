@@ -1,0 +1,253 @@
+"""Users and tokens: WHO_AM_I, ALTER_USERS, DESCRIBE_USERS, CREATE_TOKEN, END_TOKENS.
+
+A user may change its own password, and make and end its own tokens, without a right, but not by a
+token: whoever took that would have it for ever.
+"""
+
+from __future__ import annotations
+
+import bisect
+from functools import partial
+from typing import Final
+
+from quiverlog.core.controller.image import Image
+from quiverlog.core.controller.records import Credential, Record, UserRecord
+from quiverlog.core.security import users
+from quiverlog.core.security.principals import Kind
+from quiverlog.errors import InvalidRequest, UnknownUser
+from quiverlog.limits import (
+    TOKEN_LIFETIME_MS_DEFAULT,
+    TOKENS_PER_USER_MAX,
+    USER_NAME_CHARS_MAX,
+)
+from quiverlog.node.broker import Broker
+from quiverlog.node.controller.not_controller import decided
+from quiverlog.node.runtime.tasks import Call, Steps
+from quiverlog.wire.security_messages import (
+    AlterUsersRequest,
+    AlterUsersResponse,
+    CreateTokenRequest,
+    CreateTokenResponse,
+    DescribedToken,
+    DescribedUser,
+    DescribeUsersRequest,
+    DescribeUsersResponse,
+    EndTokensRequest,
+    EndTokensResponse,
+    PasswordKind,
+    ScramCredential,
+    UserChange,
+    WhoAmIRequest,
+    WhoAmIResponse,
+)
+
+__all__ = [
+    "handle_alter_users",
+    "handle_create_token",
+    "handle_describe_users",
+    "handle_end_tokens",
+    "handle_who_am_i",
+]
+
+_PAGE_USERS: Final = 100
+_PAGE_TOKENS: Final = 2 * TOKENS_PER_USER_MAX
+"""A page ends with the user that reaches it."""
+_TOKEN_ID_BYTES: Final = 12
+
+
+# WHO_AM_I
+def handle_who_am_i(broker: Broker, call: Call) -> Steps:
+    assert isinstance(call.request, WhoAmIRequest)
+    yield None
+    connection_id = call.connection_id
+    mechanism, _, expires_us = broker.logins.described(connection_id)
+    left_ms = max(0, expires_us - call.now.wall_us) // 1_000 if expires_us else -1
+    return WhoAmIResponse(
+        principal=str(broker.clients.principal_of(connection_id)),
+        mechanism=mechanism,
+        expires_ms=left_ms,
+        is_super=broker.logins.is_super(connection_id),
+        authorises=broker.config.authorises,
+        listener=broker.clients.listener_of(connection_id),
+    )
+
+
+def _own_name(broker: Broker, connection_id: int) -> str:
+    """Return the user of the connection; empty: it is none's, or a token's."""
+    principal = broker.clients.principal_of(connection_id)
+    _, token_id, _ = broker.logins.described(connection_id)
+    return principal.name if principal.kind is Kind.USER and not token_id else ""
+
+
+# ALTER_USERS
+_EVENTS: Final = {
+    UserChange.CREATE: "user created",
+    UserChange.PASSWORD: "password changed",
+    UserChange.PASSWORD_BESIDE: "password added beside the one before",
+    UserChange.DROP_OLD: "old password dropped",
+    UserChange.ADMIN: "user made an administrator",
+    UserChange.NO_ADMIN: "user is no administrator any more",
+    UserChange.DELETE: "user deleted",
+}
+_OF_PASSWORD: Final = (UserChange.PASSWORD, UserChange.PASSWORD_BESIDE, UserChange.DROP_OLD)
+
+
+def handle_alter_users(broker: Broker, call: Call) -> Steps:
+    request = call.request
+    assert isinstance(request, AlterUsersRequest)
+    if request.change not in set(_EVENTS):
+        raise InvalidRequest(f"change {request.change} of a user is unknown.")
+    change = UserChange(request.change)
+    key = broker.entropy(users.SECURITY_KEY_BYTES)
+    records = yield from decided(
+        broker, call, partial(_alter_decide, broker, call, request, change, key)
+    )
+    if records:
+        yield broker.metadata.proposal(records, call.now)
+        broker.outbox.log("info", _EVENTS[change], user=request.name)
+    return AlterUsersResponse(metadata_version=broker.metadata.image.version)
+
+
+def _alter_decide(
+    broker: Broker, call: Call, request: AlterUsersRequest, change: UserChange, key: bytes
+) -> list[Record]:
+    image, now_us = broker.metadata.pending, call.now.wall_us
+    credentials = [_stored(one) for one in request.credentials]
+    if credentials and change not in (UserChange.CREATE, *_OF_PASSWORD[:2]):
+        raise InvalidRequest(f"{change.name} takes no credentials.")
+    match change:
+        case UserChange.CREATE:
+            return users.create_user(
+                image,
+                request.name,
+                credentials,
+                is_admin=request.is_admin,
+                now_us=now_us,
+                key=key,
+            )
+        case UserChange.PASSWORD | UserChange.PASSWORD_BESIDE:
+            beside = change is UserChange.PASSWORD_BESIDE
+            return users.change_password(
+                image, request.name, credentials, keeps_old=beside, now_us=now_us
+            )
+        case UserChange.DROP_OLD:
+            return users.drop_old_passwords(image, request.name, now_us=now_us)
+        case UserChange.ADMIN | UserChange.NO_ADMIN:
+            is_admin = change is UserChange.ADMIN
+            return users.change_admin(image, request.name, is_admin=is_admin, now_us=now_us)
+    return users.delete_user(image, request.name)
+
+
+def _stored(one: ScramCredential) -> Credential:
+    return (one.mechanism, one.salt, one.iterations, one.stored_key, one.server_key)
+
+
+# DESCRIBE_USERS
+def handle_describe_users(broker: Broker, call: Call) -> Steps:
+    """Return users as this broker has them."""
+    request = call.request
+    assert isinstance(request, DescribeUsersRequest)
+    yield None
+    image = broker.metadata.image
+    next_name = None
+    if request.name is not None:
+        names = [request.name] if request.name in image.users else []
+        if not names:
+            raise UnknownUser(f"there is no user {request.name[:USER_NAME_CHARS_MAX]!r}.")
+    else:
+        names = sorted(image.users)
+        names = names[bisect.bisect_left(names, request.first_name) :]
+    found: list[DescribedUser] = []
+    token_count = 0
+    for name in names:
+        if len(found) >= _PAGE_USERS or token_count >= _PAGE_TOKENS:
+            next_name = name
+            break
+        user = image.users.get(name)
+        if user is not None:
+            found.append(_described(image, user, with_tokens=request.with_tokens))
+            token_count += len(found[-1].tokens)
+        yield None
+    return DescribeUsersResponse(
+        users=found, next_name=next_name, metadata_version=broker.metadata.image.version
+    )
+
+
+def _described(image: Image, user: UserRecord, *, with_tokens: bool) -> DescribedUser:
+    kinds: dict[str, PasswordKind] = {}
+    for mechanism, salt, iterations, *_ in user.credentials:
+        kind = kinds.setdefault(mechanism, PasswordKind(mechanism, salt, iterations))
+        kind.count += 1
+    tokens = [one for one in image.tokens.values() if one.owner == user.name]
+    shown = [DescribedToken(t.token_id, t.created_us, t.expires_us) for t in tokens]
+    return DescribedUser(
+        name=user.name,
+        passwords=list(kinds.values()),
+        is_admin=user.is_admin,
+        changed_us=user.changed_us,
+        token_count=len(tokens),
+        tokens=shown[:TOKENS_PER_USER_MAX] if with_tokens else [],
+    )
+
+
+# CREATE_TOKEN
+def handle_create_token(broker: Broker, call: Call) -> Steps:
+    request = call.request
+    assert isinstance(request, CreateTokenRequest)
+    if request.credential is None:
+        raise InvalidRequest("a token needs a credential.")
+    owner = _owner(broker, call, request.owner)
+    token_id = broker.entropy(_TOKEN_ID_BYTES).hex()
+    lifetime_ms = request.lifetime_ms or TOKEN_LIFETIME_MS_DEFAULT
+    credential = _stored(request.credential)
+
+    def decide() -> list[Record]:
+        return users.add_token(
+            broker.metadata.pending,
+            token_id,
+            owner,
+            credential,
+            lifetime_ms=lifetime_ms,
+            now_us=call.now.wall_us,
+        )
+
+    records = yield from decided(broker, call, decide)
+    yield broker.metadata.proposal(records, call.now)
+    broker.outbox.log("info", "token created", user=owner, token=f"{token_id[:4]}...")
+    token = broker.metadata.image.tokens.get(token_id)
+    return CreateTokenResponse(
+        token_id=token_id,
+        owner=owner,
+        expires_us=0 if token is None else token.expires_us,
+        metadata_version=broker.metadata.image.version,
+    )
+
+
+def _owner(broker: Broker, call: Call, asked: str) -> str:
+    """Return whose tokens a request is about."""
+    own = _own_name(broker, call.connection_id)
+    if asked and asked != own:
+        return asked
+    if not own:
+        raise InvalidRequest(
+            f"{call.request.API.name} needs a login by password: a token makes and ends none."
+        )
+    return own
+
+
+# END_TOKENS
+def handle_end_tokens(broker: Broker, call: Call) -> Steps:
+    request = call.request
+    assert isinstance(request, EndTokensRequest)
+    owner = _owner(broker, call, request.owner)
+
+    def decide() -> list[Record]:
+        return users.end_tokens(broker.metadata.pending, owner, request.token_ids)
+
+    records = yield from decided(broker, call, decide)
+    if records:
+        yield broker.metadata.proposal(records, call.now)
+        broker.outbox.log("info", "tokens ended", user=owner, count=len(records))
+    return EndTokensResponse(
+        ended_count=len(records), metadata_version=broker.metadata.image.version
+    )
