@@ -147,6 +147,31 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
         "the broker that was registered under this epoch is removed",
         {"node_id": "node id", "broker_epoch": "broker epoch"},
     ),
+    "SecurityKeyRecord": (
+        "the key that makes the salts of names that do not exist; with the first user",
+        {"key": "32 random bytes"},
+    ),
+    "UserRecord": (
+        "user, in place of an earlier one of the name",
+        {
+            "name": "name",
+            "changed_us": "of this change, in µs",
+            "credentials": "mechanism, salt, iterations, stored key and server key of each"
+            " password that counts, the newest first",
+            "is_admin": "may do everything; absent: false",
+        },
+    ),
+    "RemoveUserRecord": ("user removed, and its tokens", {"name": "name"}),
+    "TokenRecord": (
+        "token",
+        {
+            "token_id": "id",
+            "owner": "name of its user",
+            "created_us": "created in µs",
+            "expires_us": "expires in µs; 0: it is ended",
+            "credential": "mechanism, salt, iterations, stored key and server key; absent: nil",
+        },
+    ),
     "ClusterNumberRecord": (
         "the cluster's number, in the upper bits of producer ids given out from here on",
         {"number": "1 + CRC-32C of the cluster id modulo 32,767"},

@@ -45,6 +45,7 @@ from tests.golden.samples import BATCH_ROWS, CREATED_US, sample
 
 DIRECTORY: Final = Path(__file__).resolve().parents[1] / "docs" / "vectors"
 TOPIC_ID: Final = bytes(range(16))
+CREDENTIAL: Final = (SCRAM_SHA_256, TOPIC_ID, SCRAM_ITERATIONS_MIN, bytes(32), b"\1" * 32)
 UTC: Final = dt.UTC
 
 
@@ -175,6 +176,10 @@ def metadata_records() -> list[dict[str, Any]]:
         r.TopicChangeRecord(TOPIC_ID, 3),
         r.UnregisterBrokerRecord(0, 40),
         r.ClusterNumberRecord(12_345),
+        r.SecurityKeyRecord(bytes(range(32))),
+        r.UserRecord("alice", CREATED_US, (CREDENTIAL,), is_admin=True),
+        r.RemoveUserRecord("alice"),
+        r.TokenRecord("0f1e2d3c", "alice", CREATED_US, CREATED_US + 3_600_000_000, CREDENTIAL),
     ]
     assert [type(one) for one in samples] == record_types(), "a vector for every record"
     return [

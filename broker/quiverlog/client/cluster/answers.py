@@ -406,12 +406,37 @@ def _check_page_of_transactions(request: Any, response: Any, _: int) -> None:
         )
 
 
+def _check_describe_users(request: Any, response: Any, _: int) -> None:
+    names = [user.name for user in response.users]
+    if request.name is not None:
+        _check_same([request.name], names, "Users")
+    if names != sorted(set(names)) or (names and names[0] < request.first_name):
+        raise InvalidResponse(f"Users come as {names[:SHOWN_MAX]}.")
+    following = response.next_name
+    if following is not None and following <= max(request.first_name, *names[-1:]):
+        raise InvalidResponse(
+            f"The page of users from {_shown(request.first_name)} on is followed by"
+            f" {_shown(following)}."
+        )
+
+
+def _check_create_token(request: Any, response: Any, _: int) -> None:
+    if not response.token_id or (request.owner and response.owner != request.owner):
+        raise InvalidResponse(f"CREATE_TOKEN was answered with a token of {response.owner!r}.")
+
+
 def _fits_any(_request: Any, _response: Any, _body_bytes: int) -> None:
     """Nothing in these answers must agree with the request."""
 
 
 _CHECKS: Final[dict[m.Api, Callable[[Any, Any, int], None]]] = {
     m.Api.HELLO: _check_hello,
+    m.Api.AUTHENTICATE: _fits_any,
+    m.Api.WHO_AM_I: _fits_any,
+    m.Api.ALTER_USERS: _fits_any,
+    m.Api.DESCRIBE_USERS: _check_describe_users,
+    m.Api.CREATE_TOKEN: _check_create_token,
+    m.Api.END_TOKENS: _fits_any,
     m.Api.METADATA: _check_metadata,
     m.Api.PRODUCE: _check_produce,
     m.Api.FETCH: _check_fetch,

@@ -1,0 +1,58 @@
+"""The meanings of the fields of the messages of users and tokens, for `protocol_model`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["USERS"]
+
+_VERSION: Final = "a broker that has applied it takes the new state"
+
+USERS: Final[dict[str, str]] = {
+    "AlterUsersRequest.change": "1 create, 2 another password, 3 another beside the present one,"
+    " 4 end the older password, 5 make an administrator, 6 make none, 7 delete",
+    "AlterUsersRequest.credentials": "with 1 to 3: one of each mechanism",
+    "AlterUsersRequest.is_admin": "with 1: may do everything, whatever the rules are",
+    "AlterUsersRequest.name": "1 to 128 letters, digits and `._@-`",
+    "AlterUsersResponse.metadata_version": _VERSION,
+    "CreateTokenRequest.credential": "of SCRAM-SHA-256, made of a random key",
+    "CreateTokenRequest.lifetime_ms": "1,000 to 86,400,000; 0: an hour",
+    "CreateTokenRequest.owner": "the user whose rights it has; empty: the asking one",
+    "CreateTokenResponse.expires_us": "when it ends, microseconds since 1970",
+    "CreateTokenResponse.metadata_version": _VERSION,
+    "CreateTokenResponse.owner": "the user whose rights it has",
+    "DescribeUsersRequest.first_name": "first name of the page",
+    "DescribeUsersRequest.name": "the user; nil: a page of all",
+    "DescribeUsersRequest.with_tokens": "name their tokens, too",
+    "DescribeUsersResponse.metadata_version": "up to which the broker has applied the metadata",
+    "DescribeUsersResponse.next_name": "first name of the next page; nil: there is none",
+    "DescribeUsersResponse.users": "by name",
+    "DescribedToken.created_us": "microseconds since 1970",
+    "DescribedToken.expires_us": "when it ends, microseconds since 1970",
+    "DescribedUser.changed_us": "of the last change, microseconds since 1970",
+    "DescribedUser.is_admin": "may do everything, whatever the rules are",
+    "DescribedUser.name": "name of the user",
+    "DescribedUser.passwords": "one entry per mechanism",
+    "DescribedUser.token_count": "tokens that are kept, expired ones of the last hour included",
+    "DescribedUser.tokens": "those, where they were asked for",
+    "EndTokensRequest.owner": "the user whose tokens they are; empty: the asking one",
+    "EndTokensRequest.token_ids": "none: all of the user's",
+    "EndTokensResponse.ended_count": "how many were ended",
+    "EndTokensResponse.metadata_version": _VERSION,
+    "PasswordKind.count": "passwords that count now: 1, or 2 while one is replaced",
+    "PasswordKind.iterations": "of PBKDF2",
+    "PasswordKind.mechanism": "`SCRAM-SHA-256` or `SCRAM-SHA-512`",
+    "PasswordKind.salt": "with which another one is made, where it is to count beside these",
+    "ScramCredential.iterations": "of PBKDF2, 4,096 to 100,000",
+    "ScramCredential.mechanism": "`SCRAM-SHA-256` or `SCRAM-SHA-512`",
+    "ScramCredential.salt": "random, 8 to 64 bytes",
+    "ScramCredential.server_key": "RFC 5802's ServerKey",
+    "ScramCredential.stored_key": "RFC 5802's StoredKey",
+    "WhoAmIResponse.authorises": "a listener of this broker asks for logins, so rules count here",
+    "WhoAmIResponse.expires_ms": "for how long the login lasts; -1: while its password counts",
+    "WhoAmIResponse.is_super": "may do everything, whatever the rules are",
+    "WhoAmIResponse.listener": "name of the listener",
+    "WhoAmIResponse.mechanism": "of the login; empty: there was none",
+    "WhoAmIResponse.principal": "`user:NAME`, `broker:ID` or `anonymous`",
+    "token_id": "names the token; not secret",
+}

@@ -1,0 +1,386 @@
+"""Logins at a node: what is served before one, what ends one, and what a refusal shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiverlog.core.controller.records import UserRecord
+from quiverlog.errors import (
+    AuthenticationFailed,
+    BrokerShuttingDown,
+    CredentialsExpired,
+    InvalidRequest,
+    NotAuthenticated,
+    WrongListener,
+)
+from quiverlog.limits import SCRAM_ITERATIONS_MIN
+from quiverlog.node.runtime.config import Asked, Authentication
+from quiverlog.node.runtime.effects import ConnectionProved
+from quiverlog.node.runtime.events import ConnectionOpened, Shutdown
+from quiverlog.wire import messages as m
+from quiverlog.wire.authentication_messages import MECHANISMS, TOKEN, AuthenticateRequest
+from quiverlog.wire.registry import APIS
+from quiverlog.wire.scram import SCRAM_SHA_256, SCRAM_SHA_512, make_credential
+from quiverlog.wire.security_messages import (
+    EndTokensRequest,
+    UserChange,
+    WhoAmIRequest,
+)
+from tests.support.logins import (
+    REQUIRED,
+    SALT,
+    WANTED,
+    alter,
+    create_token,
+    credential,
+    log_in,
+    step,
+)
+from tests.support.node import NodeDriver
+
+ADMIN, ALICE, OTHER = 10, 11, 12
+"""Connections."""
+KEY = b"k" * 32
+
+
+def first_user() -> UserRecord:
+    made = make_credential(SCRAM_SHA_256, b"root", SALT, SCRAM_ITERATIONS_MIN)
+    kept = (SCRAM_SHA_256, made.salt, made.iterations, made.stored_key, made.server_key)
+    return UserRecord("admin", 0, (kept,), is_admin=True)
+
+
+def connect(node: NodeDriver, connection: int, listener: str = "default") -> Any:
+    node.send(ConnectionOpened(connection, "10.0.0.1:4000", listener))
+    return node.call(m.HelloRequest(client_id="c"), connection=connection)[0]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeDriver:
+    """An administrator and alice; each has a connection."""
+    return world(tmp_path)
+
+
+def world(root: Path, **config: Any) -> NodeDriver:
+    node = NodeDriver(root, **{"authentication": REQUIRED, "first_user": first_user(), **config})
+    connect(node, ADMIN)
+    assert log_in(node, "admin", b"root", ADMIN).principal == "user:admin"
+    made = alter(node, "alice", UserChange.CREATE, b"secret", connection=ADMIN)
+    assert made.error_code == 0, made.error_message
+    connect(node, ALICE)
+    assert log_in(node, "alice", b"secret", ALICE).is_done
+    return node
+
+
+def who(node: NodeDriver, connection: int) -> str:
+    return str(node.call(WhoAmIRequest(), connection=connection)[0].principal)
+
+
+def closed(node: NodeDriver) -> list[int]:
+    return [one.connection_id for one in node.closed]
+
+
+def late(node: NodeDriver, connection: int) -> Any:
+    """The answer to the last request of a connection, which came late."""
+    return [one for one in node.responses if one.connection_id == connection][-1].response
+
+
+@pytest.mark.parametrize("mechanism", [SCRAM_SHA_256, SCRAM_SHA_512])
+def test_a_user_logs_in_by_its_password(node: NodeDriver, mechanism: str) -> None:
+    made = alter(node, "bob", UserChange.CREATE, b"pw", connection=ADMIN, mechanism=mechanism)
+    assert not made.error_code
+    assert connect(node, OTHER).needs_authentication
+    answer = log_in(node, "bob", b"pw", OTHER, mechanism)
+    assert (answer.is_done, answer.principal, answer.expires_ms) == (True, "user:bob", -1)
+    assert who(node, OTHER) == "user:bob"
+    assert node.metrics.logins == 3
+
+
+def test_hello_names_what_is_asked(node: NodeDriver) -> None:
+    before = connect(node, OTHER)
+    assert before.needs_authentication
+    assert before.mechanisms == list(MECHANISMS)
+    assert m.Api.AUTHENTICATE in {one.api for one in before.apis}
+    log_in(node, "alice", b"secret", OTHER)
+    after = node.call(m.HelloRequest(), connection=OTHER)[0]
+    assert not after.needs_authentication
+    assert after.cluster_id
+
+
+def test_a_listener_of_its_own_names_nothing_before_a_login(tmp_path: Path) -> None:
+    node = world(tmp_path, authentication={**REQUIRED, "open": REQUIRED["default"]})
+    before = connect(node, OTHER, "open")
+    assert (before.cluster_id, before.node_id, before.software_version) == ("", -1, "")
+    log_in(node, "alice", b"secret", OTHER)
+    after = node.call(m.HelloRequest(), connection=OTHER)[0]
+    assert (after.cluster_id, after.node_id) == (node.node.broker.directory.cluster_id, 0)
+
+
+SERVED = (m.HelloRequest, AuthenticateRequest)
+
+
+@pytest.mark.parametrize(
+    "kind", [one.request for one in APIS.values() if one.request not in SERVED],
+    ids=lambda kind: kind.API.name,
+)  # fmt: skip
+def test_nothing_else_is_served_before_a_login(node: NodeDriver, kind: type[m.Request]) -> None:
+    connect(node, OTHER)
+    response, _ = node.call(kind(), connection=OTHER)
+    assert response.error_code == NotAuthenticated.code
+    assert closed(node) == [OTHER]
+
+
+def test_nothing_is_served_while_a_login_is_under_way(tmp_path: Path) -> None:
+    node = world(tmp_path, authentication=WANTED)
+    connect(node, OTHER)
+    assert not step(node, SCRAM_SHA_256, b"n,,n=alice,r=" + b"x" * 24, OTHER).error_code
+    response, _ = node.call(WhoAmIRequest(), connection=OTHER)
+    assert response.error_code == NotAuthenticated.code
+
+
+def test_where_a_login_is_wanted_one_may_stay_anonymous_and_is_counted(tmp_path: Path) -> None:
+    node = world(tmp_path, authentication=WANTED)
+    assert not connect(node, OTHER).needs_authentication
+    assert who(node, OTHER) == "anonymous"
+    assert who(node, OTHER) == "anonymous"
+    assert node.metrics.connections_anonymous == 1
+    assert log_in(node, "alice", b"secret", OTHER).is_done, "it may still log in"
+    assert who(node, OTHER) == "user:alice"
+
+
+def test_a_listener_without_authentication_takes_no_login(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path)
+    assert connect(node, OTHER).mechanisms == []
+    assert step(node, SCRAM_SHA_256, b"", OTHER).error_code == WrongListener.code
+    assert who(node, OTHER) == "anonymous"
+
+
+def test_only_its_mechanisms_are_taken(tmp_path: Path) -> None:
+    tokens = {"default": REQUIRED["default"], "t": Authentication(Asked.REQUIRED, (TOKEN,))}
+    node = world(tmp_path, authentication=tokens)
+    connect(node, OTHER, "t")
+    assert step(node, SCRAM_SHA_256, b"", OTHER).error_code == InvalidRequest.code
+    assert step(node, "EXTERNAL", b"", OTHER).error_code == InvalidRequest.code
+
+
+FAILURES = {
+    "another password": lambda node: log_in(node, "alice", b"wrong", OTHER),
+    "no such user": lambda node: log_in(node, "nobody", b"secret", OTHER),
+    "a mechanism that the user lacks": lambda node: log_in(
+        node, "alice", b"secret", OTHER, SCRAM_SHA_512
+    ),
+    "no such token": lambda node: log_in(node, "ab" * 12, KEY, OTHER, TOKEN),
+    "a user for a token": lambda node: log_in(node, "alice", b"secret", OTHER, TOKEN),
+    "no SCRAM": lambda node: step(node, SCRAM_SHA_256, b"\xff", OTHER),
+    "another mechanism half way": lambda node: (
+        step(node, SCRAM_SHA_256, b"n,,n=alice,r=" + b"x" * 24, OTHER),
+        step(node, SCRAM_SHA_512, b"c=biws,r=x,p=", OTHER),
+    )[1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_all_refusals_look_alike_and_come_late(node: NodeDriver, name: str) -> None:
+    connect(node, OTHER)
+    began_us = node.mono_us
+    assert FAILURES[name](node) is None, "not at once"
+    node.advance(740)
+    assert closed(node) == []
+    node.advance(520)
+    answer = late(node, OTHER)
+    assert answer.error_code == AuthenticationFailed.code
+    assert answer.error_message == "broker 0 refuses the login."
+    assert closed(node) == [OTHER]
+    assert node.metrics.logins_refused == 1
+    assert node.mono_us - began_us < 1_300_000
+    assert who(node, ALICE) == "user:alice", "others go on"
+
+
+def test_a_refused_connection_gets_no_other_answer(tmp_path: Path) -> None:
+    """It would tell at once whether the login had counted."""
+    node = world(tmp_path, authentication=WANTED)
+    connect(node, OTHER)
+    log_in(node, "alice", b"wrong", OTHER)
+    assert node.answer(node.request(WhoAmIRequest(), connection=OTHER)) is None
+    assert log_in(node, "alice", b"secret", OTHER) is None
+    node.advance(1_300)
+    assert late(node, OTHER).error_code == AuthenticationFailed.code
+    assert closed(node) == [OTHER]
+
+
+def test_the_log_names_the_reason_once_a_minute_for_an_address(node: NodeDriver) -> None:
+    for connection in range(20, 25):
+        connect(node, connection)
+        log_in(node, "alice", b"wrong", connection)
+    lines = [one for one in node.lines if one.event == "a login was refused"]
+    assert len(lines) == 1
+    assert "password" in str(lines[0].fields)
+    assert "wrong" not in str(lines[0].fields)
+
+
+def test_refusals_that_wait_are_bounded(node: NodeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quiverlog.node.security.logins._REFUSED_MAX", 2)
+    for connection in (20, 21, 22):
+        connect(node, connection)
+        log_in(node, "alice", b"wrong", connection)
+    assert closed(node) == [20], "the oldest"
+
+
+def test_one_may_log_in_again_as_the_same_user_alone(node: NodeDriver) -> None:
+    assert log_in(node, "alice", b"secret", ALICE).is_done
+    assert who(node, ALICE) == "user:alice"
+    other = log_in(node, "admin", b"root", ALICE)
+    assert other.error_code == InvalidRequest.code
+    assert "as user:alice" in other.error_message
+    assert who(node, ALICE) == "user:alice"
+
+
+def test_the_server_learns_of_a_login(node: NodeDriver) -> None:
+    connect(node, OTHER)
+    seen: list[object] = []
+    perform = node._perform
+    node._perform = lambda effects: (seen.extend(effects), perform(effects))[1]  # type: ignore[method-assign]
+    log_in(node, "alice", b"secret", OTHER)
+    assert ConnectionProved(OTHER) in seen
+
+
+@pytest.mark.parametrize(
+    "change", [UserChange.DELETE, UserChange.PASSWORD], ids=lambda one: one.name
+)
+def test_a_connection_ends_when_its_user_is_deleted_or_changed(
+    node: NodeDriver, change: UserChange
+) -> None:
+    passwords = (b"new",) if change is UserChange.PASSWORD else ()
+    assert not alter(node, "alice", change, *passwords, connection=ADMIN).error_code
+    assert closed(node) == [ALICE]
+    assert node.answer(node.request(WhoAmIRequest(), connection=ALICE)) is None
+    assert who(node, ADMIN) == "user:admin"
+
+
+def test_a_password_is_replaced_without_a_closed_connection(node: NodeDriver) -> None:
+    assert not alter(node, "alice", UserChange.PASSWORD_BESIDE, b"new", connection=ADMIN).error_code
+    connect(node, OTHER)
+    assert log_in(node, "alice", b"new", OTHER).is_done
+    connect(node, 13)
+    assert log_in(node, "alice", b"secret", 13).is_done
+    assert closed(node) == []
+    assert not alter(node, "alice", UserChange.DROP_OLD, connection=ADMIN).error_code
+    assert sorted(closed(node)) == [ALICE, 13], "those with the old one"
+    assert who(node, OTHER) == "user:alice"
+
+
+def test_a_token_has_its_owners_name_until_it_expires(node: NodeDriver) -> None:
+    token = create_token(node, KEY, connection=ALICE)
+    assert not token.error_code, token.error_message
+    connect(node, OTHER)
+    answer = log_in(node, token.token_id, KEY, OTHER, TOKEN)
+    assert (answer.principal, answer.expires_ms) == ("user:alice", 60_000)
+    node.advance(59_900)
+    assert who(node, OTHER) == "user:alice"
+    assert closed(node) == []
+    node.advance(200)
+    assert closed(node) == [OTHER]
+    assert node.answer(node.request(WhoAmIRequest(), connection=OTHER)) is None
+    connect(node, 13)
+    again = log_in(node, token.token_id, KEY, 13, TOKEN)
+    assert again.error_code == CredentialsExpired.code, "with the key, the reason is named"
+    connect(node, 14)
+    assert log_in(node, token.token_id, b"x" * 32, 14, TOKEN) is None
+
+
+def test_a_newer_token_prolongs_a_connection(node: NodeDriver) -> None:
+    first = create_token(node, KEY, connection=ALICE)
+    connect(node, OTHER)
+    log_in(node, first.token_id, KEY, OTHER, TOKEN)
+    node.advance(50_000)
+    second = create_token(node, b"2" * 32, connection=ALICE)
+    assert log_in(node, second.token_id, b"2" * 32, OTHER, TOKEN).is_done
+    node.advance(20_000)
+    assert closed(node) == []
+    node.advance(40_001)
+    assert closed(node) == [OTHER]
+
+
+def test_an_ended_token_ends_its_connections(node: NodeDriver) -> None:
+    tokens = [create_token(node, key, connection=ALICE) for key in (KEY, b"2" * 32)]
+    for connection, token, key in ((20, tokens[0], KEY), (21, tokens[1], b"2" * 32)):
+        connect(node, connection)
+        assert log_in(node, token.token_id, key, connection, TOKEN).is_done
+    ended = EndTokensRequest(token_ids=[tokens[0].token_id])
+    assert node.call(ended, connection=ALICE)[0].ended_count == 1
+    assert closed(node) == [20]
+    assert node.call(EndTokensRequest(), connection=ALICE)[0].ended_count == 1
+    assert closed(node) == [20, 21]
+
+
+def test_the_tokens_of_a_deleted_user_end(node: NodeDriver) -> None:
+    token = create_token(node, KEY, connection=ALICE)
+    connect(node, OTHER)
+    assert log_in(node, token.token_id, KEY, OTHER, TOKEN).is_done
+    alter(node, "alice", UserChange.DELETE, connection=ADMIN)
+    assert sorted(closed(node)) == [ALICE, OTHER]
+
+
+def test_a_token_makes_no_other_and_ends_none(node: NodeDriver) -> None:
+    token = create_token(node, KEY, connection=ALICE)
+    connect(node, OTHER)
+    log_in(node, token.token_id, KEY, OTHER, TOKEN)
+    assert create_token(node, b"2" * 32, connection=OTHER).error_code == InvalidRequest.code
+    refused = node.call(EndTokensRequest(), connection=OTHER)[0]
+    assert refused.error_code == InvalidRequest.code
+
+
+def test_logins_survive_a_restart_of_the_broker(node: NodeDriver) -> None:
+    token = create_token(node, KEY, connection=ALICE)
+    node.restart()
+    connect(node, OTHER)
+    assert log_in(node, "alice", b"secret", OTHER).is_done
+    connect(node, 13)
+    assert log_in(node, token.token_id, KEY, 13, TOKEN).is_done
+    assert node.node.broker.metadata.image.users.keys() == {"admin", "alice"}
+
+
+def test_a_salt_of_a_name_that_does_not_exist_stays(node: NodeDriver) -> None:
+    first = b"n,,n=nobody,r=" + b"x" * 24
+    salts = set()
+    for connection in (20, 21):
+        connect(node, connection)
+        salts.add(step(node, SCRAM_SHA_256, first, connection).data.partition(b",s=")[2])
+    node.restart()
+    connect(node, 20)
+    salts.add(step(node, SCRAM_SHA_256, first, 20).data.partition(b",s=")[2])
+    assert len(salts) == 1
+
+
+def test_a_broker_that_stops_takes_no_login(node: NodeDriver) -> None:
+    connect(node, OTHER)
+    node.hold_jobs = True
+    node.send(Shutdown())
+    answer = step(node, SCRAM_SHA_256, b"n,,n=alice,r=" + b"x" * 24, OTHER)
+    assert answer.error_code == BrokerShuttingDown.code
+
+
+def test_the_first_user_counts_while_there_is_none(tmp_path: Path) -> None:
+    node = world(tmp_path)
+    other = UserRecord("mallory", 0, first_user().credentials, is_admin=True)
+    node.restart(first_user=other)
+    assert node.node.broker.metadata.image.users.keys() == {"admin", "alice"}
+
+
+def test_super_users_are_named_by_the_brokers_own_configuration(node: NodeDriver) -> None:
+    assert not node.call(WhoAmIRequest(), connection=ALICE)[0].is_super
+    assert node.call(WhoAmIRequest(), connection=ADMIN)[0].is_super
+    node.node.broker.clients.set_super_users(("alice",))
+    assert node.call(WhoAmIRequest(), connection=ALICE)[0].is_super
+
+
+def test_nothing_secret_is_in_a_repr(node: NodeDriver) -> None:
+    create_token(node, KEY, connection=ALICE)
+    image = node.node.broker.metadata.image
+    keys = [one[k] for user in image.users.values() for one in user.credentials for k in (3, 4)]
+    shown = repr(list(image.snapshot_records())) + repr(credential(b"secret")) + repr(node.lines)
+    for key in (*keys, image.security_key):
+        assert repr(key) not in shown
+        assert key.hex() not in shown
