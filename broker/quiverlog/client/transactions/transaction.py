@@ -504,6 +504,8 @@ class StagedRows:
         """Wait until all rows are staged; returns what a commit names of them."""
         core, hosted = self._core, self._hosted
         with hosted.lock:
+            if core.lost is not None:
+                raise core.lost
             core.close_batches(hosted.now())
         hosted.wake()
         is_done = hosted.wait_for(
@@ -523,6 +525,13 @@ class StagedRows:
         return attempts
 
     def _check_usable(self) -> None:
+        self._check_open()
+        if self._core.lost is not None:
+            self._is_told = True
+            raise self._core.lost
+
+    def _check_open(self) -> None:
+        """Where it is lost, ending it raises why, and lets the next one begin."""
         if os.getpid() != self._pid:
             raise ForkedClient("This transaction was opened before the process forked.")
         if self._ended:
@@ -530,9 +539,6 @@ class StagedRows:
                 f"transaction {self.sequence} of {shown(self._holder.name)} is {self._ended}: open"
                 " another one."
             )
-        if self._core.lost is not None:
-            self._is_told = True
-            raise self._core.lost
 
 
 @blocking_only
@@ -578,7 +584,7 @@ class Transaction(StagedRows):
                 and id finds out, and has it as `previous`.
         """
         with self._hosted.lock:
-            self._check_usable()
+            self._check_open()
             # No send may add rows that the commit does not name.
             self._ended = "being committed"
         try:
@@ -694,7 +700,7 @@ class Attempt(StagedRows):
             QuiverlogError: why they are not: nothing of the attempt can be committed.
         """
         with self._hosted.lock:
-            self._check_usable()
+            self._check_open()
             # No send may add rows that the report does not name.
             self._ended = "being finished"
         try:
