@@ -282,7 +282,10 @@ class Holder:
         """Return what became of a commit without an answer."""
         why = f"What became of transaction {request.sequence} is not known."
         try:
-            return self._asked_again(request, timeout_s)
+            decided = replace(request, wait=0)
+            self.run(commit_transaction(self.cluster, decided, timeout_s=timeout_s))
+            self.committed(request.sequence)
+            return "committed"
         except TransactionFenced as error:
             # Another client holds the id, and is not fenced for the sake of what is past.
             error.add_note(why)
@@ -310,12 +313,6 @@ class Holder:
             raise
         except (SequenceTooOld, UnknownTransactionalId):
             return "unknown"  # Forgotten since the question before.
-
-    def _asked_again(self, request: CommitTransactionRequest, timeout_s: float) -> Outcome:
-        decided = replace(request, wait=0)
-        self.run(commit_transaction(self.cluster, decided, timeout_s=timeout_s))
-        self.committed(request.sequence)
-        return "committed"
 
 
 def _epoch(cluster: Cluster, request: OpenTransactionRequest) -> Operation[int]:
@@ -602,8 +599,9 @@ class Transaction(StagedRows):
                     publish_s=self._timeout_s,
                 )
             )
-        except QuiverlogError as error:
-            if isinstance(error, CommitUnknown):
+        except BaseException as error:
+            if isinstance(error, CommitUnknown) or not isinstance(error, QuiverlogError):
+                # No answer, or interrupted: the request may have been sent.
                 self._end("of unknown outcome")
                 self._holder.leave()
                 raise
@@ -613,10 +611,6 @@ class Transaction(StagedRows):
                 # Served twice: the refusal is not all of it.
                 self._holder.unanswered = request
                 raise CommitUnknown(f"{error.message} But it may have committed.") from error
-            raise
-        except BaseException:  # Interrupted: the request may have been sent.
-            self._end("of unknown outcome")
-            self._holder.leave()
             raise
         self._holder.committed(self.sequence)
         self.result = Committed(
