@@ -112,8 +112,9 @@ BUGS: dict[str, tuple[Mutation, ...]] = {
     "an interrupted commit is taken for none": (
         Mutation(
             "client.transactions.transaction:Transaction.commit",
-            "except BaseException:  # Interrupted: the request may have been sent.",
-            "except BaseException:\n        self._holder.unanswered = None",
+            "# No answer, or interrupted: the request may have been sent.",
+            "if not isinstance(error, QuiverlogError):\n"
+            "                self._holder.unanswered = None",
         ),
     ),
 }
