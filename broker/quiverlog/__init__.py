@@ -20,6 +20,7 @@ from .version import VERSION as __version__
 if TYPE_CHECKING:
     from . import aio
     from .batch.schema import RAW_SCHEMA
+    from .client.base.security import Security
     from .client.client import Client, connect
     from .client.polars_scan import scan_polars
     from .types import Compression, Durability, TopicPartition
@@ -29,6 +30,7 @@ __all__ = [
     "Client",
     "Compression",
     "Durability",
+    "Security",
     "TopicPartition",
     "__version__",
     "aio",
@@ -42,6 +44,7 @@ _LAZY = {
     "aio": "quiverlog.aio",
     "connect": "quiverlog.client.client",
     "Client": "quiverlog.client.client",
+    "Security": "quiverlog.client.base.security",
     "scan_polars": "quiverlog.client.polars_scan",
     "RAW_SCHEMA": "quiverlog.batch.schema",
     "Durability": "quiverlog.types",

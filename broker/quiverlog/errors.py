@@ -58,6 +58,7 @@ __all__ = [
     "InvalidRequest",
     "InvalidResponse",
     "InvalidSchema",
+    "InvalidSecurity",
     "InvalidTimestamp",
     "InvalidTopicName",
     "InvalidValue",
@@ -90,6 +91,7 @@ __all__ = [
     "StaleBrokerEpoch",
     "StorageFault",
     "ThrottledBroker",
+    "TlsFailed",
     "TooFewBrokers",
     "TooManyConnections",
     "TooManyConnectionsFromAddress",
@@ -832,6 +834,18 @@ class InvalidValue(SchemaMismatch):
 class UnsupportedValue(QuiverlogError):
     code = 1021
     hint = ""
+
+
+class TlsFailed(ConnectionFailed):
+    code = 1022
+    retriable = False
+    refresh_metadata = False
+    hint = "docs/security.md says what each cause needs; `quiverlog doctor` looks at the listener."
+
+
+class InvalidSecurity(QuiverlogError):
+    code = 1023
+    hint = "docs/security.md lists the keys of a security file."
 
 
 class FileTooLarge(QuiverlogError):

@@ -544,6 +544,18 @@ _SETTINGS: Final = (
         attribute="client_id",
     ),
     Setting(
+        "security.file",
+        Kind.OTHER,
+        None,
+        "How to reach brokers by TLS ([the keys](security.md#clients)). A path on the driver and "
+        "on every executor, each of which reads it for itself; nothing of it is in a plan.",
+        read=parse_text,
+        label="path",
+        default_doc="the environment's QUIVERLOG_SECURITY_FILE, else none",
+        where=Use.ALL,
+        attribute="security_file",
+    ),
+    Setting(
         "fetchFrom",
         Kind.CHOICE,
         "leader",

@@ -73,6 +73,7 @@ class ReadOptions:
     connect_timeout: float
     isolation_level: str  # of no effect
     client_id: str
+    security_file: str | None
     fetch_from: Literal["leader", "follower", "nearest"]
     client_rack: str | None
 
@@ -103,6 +104,7 @@ class WriteOptions:
     connect_timeout: float
     isolation_level: str  # of no effect
     client_id: str
+    security_file: str | None
 
 
 def parse_read_options(raw: Mapping[str, str], use: Use) -> ReadOptions:

@@ -40,6 +40,8 @@ class Endpoint(NamedTuple):
     client_id: str
     connect_timeout: float
     request_timeout: float
+    security_file: str = ""
+    """Read by each process for itself; empty: its environment decides."""
 
 
 class _Pool:
@@ -75,6 +77,7 @@ def endpoint(options: ReadOptions | WriteOptions) -> Endpoint:
         options.client_id,
         options.connect_timeout,
         options.request_timeout,
+        options.security_file or "",
     )
 
 
@@ -92,6 +95,7 @@ def client(where: Endpoint) -> Client:
                 client_id=where.client_id,
                 connect_timeout=where.connect_timeout,
                 request_timeout=where.request_timeout,
+                security=where.security_file or None,
             )
         return found
 

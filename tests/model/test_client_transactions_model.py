@@ -65,10 +65,10 @@ ASKS = "self.run(commit_transaction(self.cluster, decided, timeout_s=timeout_s))
 BUGS: dict[str, tuple[Mutation, ...]] = {
     "resolved under the same epoch": (
         Mutation(
-            f"{HOLDER}._asked_again",
+            f"{HOLDER}._resolve",
             ASKS,
-            f"try:\n        {ASKS}\n    except QuiverlogError as error:\n"
-            "        if error.code != 89:\n            raise\n        return 'aborted'",
+            f"try:\n            {ASKS}\n        except QuiverlogError as error:\n"
+            "            if error.code != 89:\n                raise\n            return 'aborted'",
         ),
     ),
     "a commit before the end of the epoch is called an abort": (
@@ -112,8 +112,9 @@ BUGS: dict[str, tuple[Mutation, ...]] = {
     "an interrupted commit is taken for none": (
         Mutation(
             "client.transactions.transaction:Transaction.commit",
-            "except BaseException:  # Interrupted: the request may have been sent.",
-            "except BaseException:\n        self._holder.unanswered = None",
+            "# No answer, or interrupted: the request may have been sent.",
+            "if not isinstance(error, QuiverlogError):\n"
+            "                self._holder.unanswered = None",
         ),
     ),
 }

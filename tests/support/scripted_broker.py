@@ -18,6 +18,7 @@ import asyncio
 import itertools
 import os
 import socket
+import ssl
 import struct
 import tempfile
 import threading
@@ -139,7 +140,7 @@ class Door:
     async def listen(self) -> None:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: _Connection(self._broker, self), "127.0.0.1", 0
+            lambda: _Connection(self._broker, self), "127.0.0.1", 0, ssl=self._broker.tls
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -161,10 +162,11 @@ class Door:
 
 
 class ScriptedBroker(Door):
-    """See the module's docstring. `config` are fields of NodeConfig."""
+    """See the module's docstring. `config` are fields of NodeConfig; `tls` is of all doors."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, *, tls: ssl.SSLContext | None = None, **config: Any) -> None:
         super().__init__(self, 0)
+        self.tls = tls
         self.leader_of: Callable[[int], int] = lambda _partition: 0
         """Partition -> the door that METADATA names as its leader."""
         self.decides: Callable[[], int] = lambda: 0

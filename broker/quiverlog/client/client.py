@@ -29,6 +29,7 @@ from .base.arguments import (
     INSTANCE,
     INT64,
     SECONDS,
+    SECURITY,
     TRANSACTIONAL_ID,
     bootstrap_addresses,
     checked,
@@ -37,6 +38,7 @@ from .base.arguments import (
 )
 from .base.commands import Operation
 from .base.misuse import blocking_only
+from .base.security import SecurityLike, security_of
 from .blocking_methods import BlockingMethods
 from .cluster.routing import Cluster, Settings
 from .drivers.blocking import BlockingDriver
@@ -63,13 +65,14 @@ T = TypeVar("T")
 _SIZE = number(1, 2**63 - 1)
 
 
-@checked(connect_timeout=SECONDS, request_timeout=SECONDS)
+@checked(connect_timeout=SECONDS, request_timeout=SECONDS, security=SECURITY)
 def connect(
     bootstrap: str | Iterable[str] | None = None,
     *,
     client_id: str = "quiverlog-python",
     connect_timeout: float = 10.0,
     request_timeout: float = 30.0,
+    security: SecurityLike | None = None,
 ) -> Client:
     """Open a client of the cluster that has one of the given brokers.
 
@@ -82,8 +85,11 @@ def connect(
         client_id: shown in the broker's logs and metrics.
         connect_timeout: seconds for one broker to accept a connection and answer on it.
         request_timeout: seconds that an operation, its retries included, may take.
+        security: a `Security`, or the name of a file that holds one, for listeners with TLS. None:
+            the file of the environment's QUIVERLOG_SECURITY_FILE, else plain connections.
 
     Raises:
+        TlsFailed, InvalidSecurity: a broker or this client is not trusted, or a file is unusable.
         ConnectionFailed, RequestTimedOut: none of the addresses answered.
         InvalidArgument: an address that is not host:port, or another value out of its range.
     """
@@ -94,6 +100,7 @@ def connect(
             client_id=client_id,
             connect_timeout=connect_timeout,
             request_timeout=request_timeout,
+            security=security,
         )
         try:
             client.run(client.cluster.first_contact())
@@ -116,8 +123,11 @@ class Client(BlockingMethods):
         client_id: str = "quiverlog-python",
         connect_timeout: float = 10.0,
         request_timeout: float = 30.0,
+        security: SecurityLike | None = None,
     ) -> None:
-        settings = Settings(client_id, float(connect_timeout), float(request_timeout))
+        settings = Settings(
+            client_id, float(connect_timeout), float(request_timeout), security_of(security)
+        )
         self.cluster = Cluster(
             bootstrap_addresses(bootstrap), settings, clock=time.monotonic, jitter=random.random
         )

@@ -164,6 +164,8 @@ class Ledger:
         if self.expiry_us and now_us - shown_us >= self.expiry_us:
             self._forgotten[tid].append((shown_us + self.expiry_us, now_us, False))
         self._shown_us[tid] = max(asked_us, shown_us)
+        # Another OPEN, sent later and answered sooner, may have shown that the id was forgotten.
+        before = min(before, self.newest(tid))
         if last_sequence < before:
             if not self.may_be_forgotten(tid, self._newest[tid][1], now_us):
                 raise Violation(

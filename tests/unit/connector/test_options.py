@@ -13,6 +13,7 @@ from pyspark_quiverlog.options import (
     parse_read_options,
     parse_write_options,
 )
+from pyspark_quiverlog.pool import endpoint
 from quiverlog.errors import InvalidOption
 
 BASE = {"bootstrap.servers": "127.0.0.1:9292", "subscribe": "flights"}
@@ -219,3 +220,9 @@ def test_the_options_page_has_a_row_per_option(use: Use) -> None:
     lines = options_page(use).splitlines()
     assert len(lines) == 2 + sum(1 for s in OPTIONS.values() if s.where & use)
     assert all(line.replace("\\|", "").count("|") == 6 for line in lines)
+
+
+def test_the_security_file_distinguishes_clients() -> None:
+    assert endpoint(read()).security_file == ""
+    assert endpoint(read(**{"security.file": "/etc/q.toml"})).security_file == "/etc/q.toml"
+    assert endpoint(write(**{"security.file": "a.toml"})).security_file == "a.toml"

@@ -123,13 +123,16 @@ def status_page(address: str, why_not_ready: str) -> str:
     # containers do not. Silence there proves nothing; the controller judges.
     seen = replace(seen, probes=[one for one in seen.probes if one.answers])
     if seen.found.is_current:
-        limits = {"connect_timeout": _PAGE_S / 2, "request_timeout": _PAGE_S / 2}
         # Warnings alone are missing without these answers.
-        with (
-            contextlib.suppress(QuiverlogError),
-            contextlib.closing(Client(address, client_id="quiverlog-page", **limits)) as client,
-        ):
-            _look_at_topics(seen, client)
+        with contextlib.suppress(QuiverlogError):
+            page = Client(
+                address,
+                client_id="quiverlog-page",
+                connect_timeout=_PAGE_S / 2,
+                request_timeout=_PAGE_S / 2,
+            )
+            with contextlib.closing(page) as client:
+                _look_at_topics(seen, client)
     return _of_cluster(seen, why_not_ready)
 
 

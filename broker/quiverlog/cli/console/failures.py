@@ -132,7 +132,6 @@ def explain(error: BaseException) -> tuple[str, ExitCode]:
 _EXTRA_OF_MODULE = {
     "uvloop": "broker",
     "aiohttp": "broker",
-    "structlog": "broker",
     "prometheus_client": "broker",
     "rich": "cli",
     "duckdb": "sql",

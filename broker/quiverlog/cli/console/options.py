@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from quiverlog.addresses import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE, parse_address
+from quiverlog.cli.console.security import chosen_security, security_option, use_profiles_file
 from quiverlog.errors import ConnectionFailed, RequestTimedOut
+from quiverlog.limits import REQUEST_TIMEOUT_MS_DEFAULT
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
@@ -94,9 +96,14 @@ def _bootstrap(ctx: click.Context, parameter: click.Parameter, value: str | None
         and ctx.get_parameter_source(parameter.name) is click.core.ParameterSource.ENVIRONMENT
     )
     if value is None or is_overruled:
-        from quiverlog.cli.console.profiles import chosen_bootstrap
+        from quiverlog.cli.console.profiles import chosen_profile
 
-        value = chosen_bootstrap(profile)
+        chosen = chosen_profile(profile)
+        if chosen is None:
+            value = None
+        else:
+            value = chosen.bootstrap
+            use_profiles_file(ctx, chosen.security_file)
     return check_addresses(ctx, parameter, BOOTSTRAP_DEFAULT if value is None else value)
 
 
@@ -110,6 +117,7 @@ def bootstrap_option(command: _Command) -> _Command:
         help="Give up after this long; a transfer, after this long without a row. Not "
         "given: 10 s to reach a broker, 30 s for an answer, 120 s until rows are acknowledged.",
     )(command)
+    command = security_option(command)
     return click.option(
         "--bootstrap-server",
         "-b",
@@ -225,11 +233,17 @@ def open_client(
     from quiverlog.cli.console.waiting import shown_waits
     from quiverlog.client.client import Client
 
-    more = {} if request_timeout_s is None else {"request_timeout": request_timeout_s}
     given_s = given_timeout_s()
-    if given_s is not None:
-        more["request_timeout"] = given_s
-    client = Client(bootstrap, client_id=client_id, connect_timeout=timeout_s, **more)
+    request_s = (
+        REQUEST_TIMEOUT_MS_DEFAULT / 1000 if request_timeout_s is None else request_timeout_s
+    )
+    client = Client(
+        bootstrap,
+        client_id=client_id,
+        connect_timeout=timeout_s,
+        request_timeout=request_s if given_s is None else given_s,
+        security=chosen_security(),
+    )
     cluster = client.cluster
     cluster.skipped = frozenset(parse_address(one) for one in skipped)
     deadline_s = math.inf

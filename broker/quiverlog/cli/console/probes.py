@@ -14,10 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quiverlog.addresses import PORT_DEFAULT, Address, parse_addresses
+from quiverlog.cli.console.security import chosen_security
 from quiverlog.errors import QuiverlogError
 
 if TYPE_CHECKING:
     from quiverlog.client.base.results import ClusterDetail, TopicInfo
+    from quiverlog.client.base.security import Security
 
 __all__ = ["Probe", "Seen", "look", "look_once", "probe", "probe_brokers", "seen_or_failure"]
 
@@ -122,16 +124,20 @@ def look(bootstrap: str, timeout_s: float, *, wait_s: float = _ELECTION_S) -> Se
             time.sleep(_PAUSE_S)
 
 
-def look_once(given: Sequence[str], end_s: float) -> Seen | None:
-    """Return the best of the answers until `end_s`; None: no given address answers."""
+def look_once(given: Sequence[str], end_s: float, security: Security | None = None) -> Seen | None:
+    """Return the best of the answers until `end_s`; None: no given address answers.
+
+    Args:
+        security: None takes the command's.
+    """
     # The rest of the time is for the brokers that these answers name.
-    probes = probe(given, (end_s - time.monotonic()) * _GIVEN_PART)
+    probes = probe(given, (end_s - time.monotonic()) * _GIVEN_PART, security)
     best = _best(probes)
     if best is None:
         return None
     advertised = [str(Address(one.host, one.port)) for one in best.brokers]
     others = [one for one in advertised if one not in given]
-    probes += probe(others, max(_PROBE_S_MIN, end_s - time.monotonic()))
+    probes += probe(others, max(_PROBE_S_MIN, end_s - time.monotonic()), security)
     best = _best(probes)
     assert best is not None
     return Seen(best, probes)
@@ -170,8 +176,12 @@ def probe_brokers(found: ClusterDetail, timeout_s: float = _PROBE_S_MAX) -> list
     return probe([str(Address(one.host, one.port)) for one in found.brokers], timeout_s)
 
 
-def probe(addresses: Iterable[str], timeout_s: float) -> list[Probe]:
+def probe(
+    addresses: Iterable[str], timeout_s: float, security: Security | None = None
+) -> list[Probe]:
     """Ask all addresses in parallel; return the probes in order. A late answer is a failure."""
+    # Here: other threads have no context of the command.
+    security = security or chosen_security()
     asked = list(dict.fromkeys(addresses))
     limit_s = min(timeout_s, _PROBE_S_MAX)
     answers: dict[str, Probe] = {}
@@ -179,7 +189,7 @@ def probe(addresses: Iterable[str], timeout_s: float) -> list[Probe]:
 
     def ask(address: str) -> None:
         with places:
-            answers[address] = _ask(address, limit_s)
+            answers[address] = _ask(address, limit_s, security)
 
     # Daemons: a name lookup may block for longer than the command waits.
     threads = [threading.Thread(target=ask, args=(one,), daemon=True) for one in asked]
@@ -193,14 +203,19 @@ def probe(addresses: Iterable[str], timeout_s: float) -> list[Probe]:
     return [answers.get(one) or Probe(one, None, late) for one in asked]
 
 
-def _ask(address: str, timeout_s: float) -> Probe:
+def _ask(address: str, timeout_s: float, security: Security | None) -> Probe:
     from quiverlog.client.admin.cluster import describe_cluster_at
     from quiverlog.client.client import Client
 
     began_s = time.monotonic()
-    limits = {"connect_timeout": timeout_s, "request_timeout": timeout_s}
     try:
-        client = Client(address, client_id="quiverlog-probe", **limits)
+        client = Client(
+            address,
+            client_id="quiverlog-probe",
+            connect_timeout=timeout_s,
+            request_timeout=timeout_s,
+            security=security,
+        )
         try:
             found = client.run(describe_cluster_at(client.cluster, client.cluster.bootstrap[0]))
         finally:

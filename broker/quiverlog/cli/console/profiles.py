@@ -4,6 +4,7 @@ configuration folder.
     use = "test"
     [profile.test]
     bootstrap-server = "test-1:9292,test-2:9292"
+    security-file = "/etc/quiverlog/test.toml"
 
 Precedence: `--bootstrap-server`, `--profile`, QUIVERLOG_BOOTSTRAP_SERVER, QUIVERLOG_PROFILE, the
 profile in use. The file is written readable for its owner only.
@@ -17,23 +18,27 @@ import tempfile
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 
 from quiverlog.cli.console.failures import CommandFailed
 
-__all__ = ["Profiles", "chosen_bootstrap", "load", "path_of_profiles", "save"]
+__all__ = ["Profile", "Profiles", "chosen_profile", "load", "path_of_profiles", "save"]
 
 _FILE_BYTES_MAX: Final = 1 << 20
 _BOOTSTRAP: Final = "bootstrap-server"
+_SECURITY: Final = "security-file"
+
+
+class Profile(NamedTuple):
+    bootstrap: str
+    security_file: str = ""
 
 
 @dataclass(slots=True)
 class Profiles:
-    """`bootstraps`: profile -> bootstrap servers."""
-
-    bootstraps: dict[str, str] = field(default_factory=dict)
+    by_name: dict[str, Profile] = field(default_factory=dict)
     in_use: str | None = None
 
 
@@ -52,10 +57,14 @@ def load() -> Profiles:
             raise ValueError(f"it has more than {_FILE_BYTES_MAX} bytes")
         content = tomllib.loads(data.decode())
         tables = content.get("profile", {})
-        found = {name: table[_BOOTSTRAP] for name, table in tables.items()}
+        found = {
+            name: Profile(table[_BOOTSTRAP], table.get(_SECURITY, ""))
+            for name, table in tables.items()
+        }
         in_use = content.get("use")
-        if not all(isinstance(text, str) for text in (*found.values(), in_use or "")):
-            raise ValueError("addresses and the profile in use are text")
+        texts = [in_use or "", *(text for one in found.values() for text in one)]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("addresses, files and the profile in use are text")
     except FileNotFoundError:
         return Profiles()
     except (ValueError, TypeError, AttributeError, LookupError) as error:
@@ -67,8 +76,10 @@ def save(profiles: Profiles) -> None:
     path = path_of_profiles()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lines = [] if profiles.in_use is None else [f"use = {_quoted(profiles.in_use)}\n"]
-    for name, bootstrap in sorted(profiles.bootstraps.items()):
-        lines.append(f"\n[profile.{_quoted(name)}]\n{_BOOTSTRAP} = {_quoted(bootstrap)}\n")
+    for name, one in sorted(profiles.by_name.items()):
+        lines.append(f"\n[profile.{_quoted(name)}]\n{_BOOTSTRAP} = {_quoted(one.bootstrap)}\n")
+        if one.security_file:
+            lines.append(f"{_SECURITY} = {_quoted(one.security_file)}\n")
     data = "".join(lines).encode()
     if len(data) > _FILE_BYTES_MAX:
         raise CommandFailed(
@@ -91,8 +102,8 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def chosen_bootstrap(profile: str | None) -> str | None:
-    """Return the addresses of the named profile, else of the one in use, else None.
+def chosen_profile(profile: str | None) -> Profile | None:
+    """Return the named profile, else the one in use, else None.
 
     Raises:
         CommandFailed: there is no such profile.
@@ -101,9 +112,9 @@ def chosen_bootstrap(profile: str | None) -> str | None:
     name = profile if profile is not None else profiles.in_use
     if name is None:
         return None
-    found = profiles.bootstraps.get(name)
+    found = profiles.by_name.get(name)
     if found is None:
-        known = ", ".join(sorted(profiles.bootstraps)) or "none"
+        known = ", ".join(sorted(profiles.by_name)) or "none"
         raise CommandFailed(
             f"There is no profile {name!r}; there are: {known}. `quiverlog profile create` makes "
             "one."

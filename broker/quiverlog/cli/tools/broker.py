@@ -52,7 +52,7 @@ def _completion(setting: Setting) -> Callable[..., list[str]] | None:
 
 
 def _as_a_broker_imports() -> AbstractContextManager[None]:
-    return lean_imports("numpy", "rich")
+    return lean_imports("numpy")
 
 
 @click.option(

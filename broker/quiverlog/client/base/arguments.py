@@ -28,6 +28,8 @@ from quiverlog.installing import install_line
 from quiverlog.limits import TRANSACTION_INSTANCE_BYTES_MAX, TRANSACTIONAL_ID_CHARS_MAX
 from quiverlog.types import TopicPartition
 
+from .security import Security
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -39,6 +41,7 @@ __all__ = [
     "OPTIONAL_WAIT",
     "ROWS_SHOWN_MAX",
     "SECONDS",
+    "SECURITY",
     "Kind",
     "bootstrap_addresses",
     "cells",
@@ -164,6 +167,14 @@ def seconds(least: float, most: float = SECONDS_MAX) -> Kind:
 
 
 SECONDS = seconds(0.001)
+
+
+def SECURITY(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, (Security, str, os.PathLike)):
+        # Not its `repr`: it may hold a secret.
+        raise InvalidArgument(
+            f"{name} is a {type(value).__name__}: give a quiverlog.Security, or a file's name."
+        )
 
 
 def WAIT(name: str, value: object) -> None:

@@ -30,6 +30,7 @@ from quiverlog.client.base.commands import (
 from quiverlog.client.base.deadline import backoff_s, empty_pause_s, pause_s, within
 from quiverlog.client.base.results import Address, ClusterMetadata, TopicInfo
 from quiverlog.client.base.schema_history import check_history_size, history_from_wire
+from quiverlog.client.base.security import Security
 from quiverlog.client.base.waits import Wait, Waits
 from quiverlog.errors import (
     BrokerShuttingDown,
@@ -42,6 +43,7 @@ from quiverlog.errors import (
     QuiverlogError,
     RequestTimedOut,
     ThrottledBroker,
+    TlsFailed,
     TooManyConnections,
     TooManyConnectionsFromAddress,
     UnknownPartition,
@@ -281,6 +283,7 @@ class Settings:
     client_id: str = "quiverlog-python"
     connect_timeout_s: float = CONNECT_TIMEOUT_MS_DEFAULT / 1000
     request_timeout_s: float = REQUEST_TIMEOUT_MS_DEFAULT / 1000
+    security: Security | None = None
 
     def __post_init__(self) -> None:
         if not 0 < len(self.client_id) <= CLIENT_ID_CHARS_MAX:
@@ -420,6 +423,8 @@ class Cluster:
             return best[1], best[2]
         assert len(failures) == len(addresses), "each has answered, or has failed"
         kinds = [type(error) for error in failures]
+        if set(kinds) == {TlsFailed}:
+            raise TlsFailed(" ".join(dict.fromkeys(error.message for error in failures)))
         kind = next((kind for kind in (*NOT_READY, RequestTimedOut) if kind in kinds), None)
         texts = dict.fromkeys(error.message for error in failures)  # each once
         raise (kind or ConnectionFailed)(" ".join(texts))

@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, TypeVar, assert_never, cast
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never, cast
 
 from quiverlog.client.base.commands import (
     Abandon,
@@ -49,8 +49,11 @@ from quiverlog.wire import frames
 from quiverlog.wire.connection import ClientConnection
 from quiverlog.wire.messages import HelloRequest, Request, Response
 
-from .blocking import ArrowMemory, system_reason
+from .blocking import ArrowMemory, contexts_of, system_reason
 from .name_lookup import late_reason, lookup, numeric
+
+if TYPE_CHECKING:
+    from .tls import TlsContexts
 
 __all__ = ["AsyncConnection", "AsyncDriver", "IoThread"]
 
@@ -125,7 +128,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = f"The connection to {self.address} broke: {system_reason(exc)}." if exc else ""
-        self._end(ConnectionClosed(why or f"{self.address} closed the connection."))
+        closed = ConnectionClosed(why or f"{self.address} closed the connection.")
+        closed.__cause__ = exc
+        self._end(closed)
 
     async def hello(self, settings: Settings, timeout_s: float) -> None:
         head = self._protocol.hello(settings.client_id, VERSION)
@@ -191,7 +196,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         for _, waiting in pending.values():
             if not waiting.done():
                 # One error each: receivers add the partitions of their requests.
-                waiting.set_exception(type(error)(error.message, **error.details))
+                own = type(error)(error.message, **error.details)
+                own.__cause__ = error.__cause__
+                waiting.set_exception(own)
 
 
 class AsyncReply:
@@ -205,6 +212,7 @@ class AsyncReply:
 class AsyncDriver:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._tls = contexts_of(settings.security)
         self._pid = os.getpid()
         self._connections: dict[tuple[Address, str], AsyncConnection] = {}
         self._opening: dict[tuple[Address, str], asyncio.Task[AsyncConnection]] = {}
@@ -351,7 +359,7 @@ class AsyncDriver:
         end_s = loop.time() + timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                connection = await _connected(address)
+                connection = await _connected(address, self._tls, timeout_s)
         except TimeoutError as error:
             raise ConnectionFailed(late_reason(address, timeout_s)) from error
         except (OSError, ValueError) as error:
@@ -360,27 +368,40 @@ class AsyncDriver:
             ) from error
         try:
             await connection.hello(self._settings, max(0.0, end_s - loop.time()))
+        except ConnectionClosed as error:
+            connection.close()
+            if self._tls is None:
+                raise
+            # In TLS 1.3 the broker judges our certificate after our handshake is over.
+            raise self._tls.refused(address, error) from error
         except BaseException:
             connection.close()
             raise
         return connection
 
 
-async def _connected(address: Address) -> AsyncConnection:
+async def _connected(
+    address: Address, tls: TlsContexts | None, timeout_s: float
+) -> AsyncConnection:
     # asyncio's own lookup runs in an executor's thread, for which the end of the loop, or of the
     # process, would wait.
     loop = asyncio.get_running_loop()
     found = numeric(address)
     if found is None:
         found = await asyncio.wrap_future(lookup(address))
-    failure = OSError(f"no address of {address.host} is known")
+    secured: dict[str, Any] = {}
+    if tls is not None:
+        name = tls.server_name(address)
+        secured = {"ssl": tls.current(), "server_hostname": name}
+        secured["ssl_handshake_timeout"] = timeout_s
+    failure: Exception = OSError(f"no address of {address.host} is known")
     for *_, where in found:
         try:
             _, connection = await loop.create_connection(
-                lambda: AsyncConnection(address), where[0], where[1]
+                lambda: AsyncConnection(address), where[0], where[1], **secured
             )
         except OSError as error:
-            failure = error
+            failure = error if tls is None else tls.failed(address, error)
         else:
             return connection
     raise failure

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar, assert_never
+from typing import TYPE_CHECKING, Final, TypeVar, assert_never
 
 from quiverlog.client.base.commands import (
     Abandon,
@@ -33,6 +33,7 @@ from quiverlog.client.base.commands import (
     Start,
 )
 from quiverlog.client.base.results import Address
+from quiverlog.client.base.security import Security
 from quiverlog.client.cluster.answers import check_answer
 from quiverlog.client.cluster.metadata import check
 from quiverlog.client.cluster.routing import Settings
@@ -49,7 +50,13 @@ from quiverlog.errors import (
 from quiverlog.version import VERSION
 from quiverlog.wire import frames
 from quiverlog.wire.connection import ClientConnection
-from quiverlog.wire.messages import FetchRequest, FetchResponse, HelloRequest, Request
+from quiverlog.wire.messages import (
+    FetchRequest,
+    FetchResponse,
+    HelloRequest,
+    Request,
+    Response,
+)
 
 from .local_reads import (
     FileRows,
@@ -59,7 +66,17 @@ from .local_reads import (
 )
 from .name_lookup import late_reason, lookup, numeric
 
-__all__ = ["ArrowMemory", "BlockingConnection", "BlockingDriver", "readable", "system_reason"]
+if TYPE_CHECKING:
+    from .tls import TlsContexts, TlsSocket
+
+__all__ = [
+    "ArrowMemory",
+    "BlockingConnection",
+    "BlockingDriver",
+    "contexts_of",
+    "readable",
+    "system_reason",
+]
 
 
 # Of the first answer: the error about a server that is no broker shows them.
@@ -89,7 +106,12 @@ class BlockingConnection:
     """One socket with the protocol's state; HELLO has been answered when it is made."""
 
     def __init__(
-        self, address: Address, settings: Settings, timeout_s: float, local_reads: LocalReads
+        self,
+        address: Address,
+        settings: Settings,
+        timeout_s: float,
+        local_reads: LocalReads,
+        tls: TlsContexts | None = None,
     ) -> None:
         self.address = address
         self._local_reads = local_reads
@@ -102,11 +124,14 @@ class BlockingConnection:
         self._protocol = ClientConnection()
         self._request: Request = HelloRequest()
         self._deadline_s = time.monotonic() + timeout_s
-        self._socket = _connect(address, timeout_s)
-        self._is_on_this_machine = _is_on_this_machine(self._socket)
+        plain = _connect(address, timeout_s)
+        self._is_on_this_machine = _is_on_this_machine(plain)
+        self._socket: socket.socket | TlsSocket = plain
+        if tls is not None:
+            self._socket = tls.connect(plain, address, self._deadline_s)
         try:
             self._send_all([self._protocol.hello(settings.client_id, VERSION)])
-            check(self.receive().response)
+            check(self._receive_hello(tls))
         except QuiverlogError as error:
             self.close()
             if isinstance(error, (CorruptFrame, FrameTooLarge)):
@@ -118,13 +143,28 @@ class BlockingConnection:
             self.close()
             raise
 
+    def _receive_hello(self, tls: TlsContexts | None) -> Response:
+        try:
+            return self.receive().response
+        except ConnectionClosed as error:
+            if tls is None:
+                raise
+            # In TLS 1.3 the broker judges our certificate after our handshake is over.
+            raise tls.refused(self.address, error) from error
+
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def pending(self) -> int:
+        """Return the received bytes that `poll` does not report."""
+        return 0 if isinstance(self._socket, socket.socket) else self._socket.pending()
 
     def is_stale(self) -> bool:
         # An idle connection has nothing to read, unless its end.
         try:
-            return bool(readable([self], 0))
+            if not readable([self], 0):
+                return False
+            return isinstance(self._socket, socket.socket) or self._socket.is_stale()
         except ConnectionClosed:
             return True
 
@@ -273,8 +313,20 @@ def _is_on_this_machine(connected: socket.socket) -> bool:
         return False
 
 
+def contexts_of(security: Security | None) -> TlsContexts | None:
+    """Return what makes the connections of a client secure; None: they are plain."""
+    if security is None or not security.tls:
+        return None
+    from .tls import TlsContexts  # plain clients never import `ssl`
+
+    return TlsContexts(security)
+
+
 def readable(connections: Sequence[BlockingConnection], timeout_s: float) -> list[int]:
     """Return descriptors with bytes, or an end, to read."""
+    decrypted = [connection.fileno() for connection in connections if connection.pending()]
+    if decrypted:
+        return decrypted
     poll = select.poll()
     for connection in connections:
         poll.register(connection.fileno(), select.POLLIN)
@@ -324,6 +376,7 @@ class BlockingDriver:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._local_reads = LocalReads()
+        self._tls = contexts_of(settings.security)
         self._idle: dict[Address, list[BlockingConnection]] = {}
         # Consumers leave some under way between operations.
         self._started: weakref.WeakSet[BlockingReply] = weakref.WeakSet()
@@ -531,7 +584,7 @@ class BlockingDriver:
             if connection is None:
                 timeout_s = min(within_s, self._settings.connect_timeout_s)
                 return BlockingConnection(
-                    call.address, self._settings, timeout_s, self._local_reads
+                    call.address, self._settings, timeout_s, self._local_reads, self._tls
                 )
             if not connection.is_stale():
                 return connection

@@ -282,7 +282,10 @@ class Holder:
         """Return what became of a commit without an answer."""
         why = f"What became of transaction {request.sequence} is not known."
         try:
-            return self._asked_again(request, timeout_s)
+            decided = replace(request, wait=0)
+            self.run(commit_transaction(self.cluster, decided, timeout_s=timeout_s))
+            self.committed(request.sequence)
+            return "committed"
         except TransactionFenced as error:
             # Another client holds the id, and is not fenced for the sake of what is past.
             error.add_note(why)
@@ -310,12 +313,6 @@ class Holder:
             raise
         except (SequenceTooOld, UnknownTransactionalId):
             return "unknown"  # Forgotten since the question before.
-
-    def _asked_again(self, request: CommitTransactionRequest, timeout_s: float) -> Outcome:
-        decided = replace(request, wait=0)
-        self.run(commit_transaction(self.cluster, decided, timeout_s=timeout_s))
-        self.committed(request.sequence)
-        return "committed"
 
 
 def _epoch(cluster: Cluster, request: OpenTransactionRequest) -> Operation[int]:
@@ -504,6 +501,8 @@ class StagedRows:
         """Wait until all rows are staged; returns what a commit names of them."""
         core, hosted = self._core, self._hosted
         with hosted.lock:
+            if core.lost is not None:
+                raise core.lost
             core.close_batches(hosted.now())
         hosted.wake()
         is_done = hosted.wait_for(
@@ -523,6 +522,13 @@ class StagedRows:
         return attempts
 
     def _check_usable(self) -> None:
+        self._check_open()
+        if self._core.lost is not None:
+            self._is_told = True
+            raise self._core.lost
+
+    def _check_open(self) -> None:
+        """Where it is lost, ending it raises why, and lets the next one begin."""
         if os.getpid() != self._pid:
             raise ForkedClient("This transaction was opened before the process forked.")
         if self._ended:
@@ -530,9 +536,6 @@ class StagedRows:
                 f"transaction {self.sequence} of {shown(self._holder.name)} is {self._ended}: open"
                 " another one."
             )
-        if self._core.lost is not None:
-            self._is_told = True
-            raise self._core.lost
 
 
 @blocking_only
@@ -578,7 +581,7 @@ class Transaction(StagedRows):
                 and id finds out, and has it as `previous`.
         """
         with self._hosted.lock:
-            self._check_usable()
+            self._check_open()
             # No send may add rows that the commit does not name.
             self._ended = "being committed"
         try:
@@ -596,8 +599,9 @@ class Transaction(StagedRows):
                     publish_s=self._timeout_s,
                 )
             )
-        except QuiverlogError as error:
-            if isinstance(error, CommitUnknown):
+        except BaseException as error:
+            if isinstance(error, CommitUnknown) or not isinstance(error, QuiverlogError):
+                # No answer, or interrupted: the request may have been sent.
                 self._end("of unknown outcome")
                 self._holder.leave()
                 raise
@@ -607,10 +611,6 @@ class Transaction(StagedRows):
                 # Served twice: the refusal is not all of it.
                 self._holder.unanswered = request
                 raise CommitUnknown(f"{error.message} But it may have committed.") from error
-            raise
-        except BaseException:  # Interrupted: the request may have been sent.
-            self._end("of unknown outcome")
-            self._holder.leave()
             raise
         self._holder.committed(self.sequence)
         self.result = Committed(
@@ -694,7 +694,7 @@ class Attempt(StagedRows):
             QuiverlogError: why they are not: nothing of the attempt can be committed.
         """
         with self._hosted.lock:
-            self._check_usable()
+            self._check_open()
             # No send may add rows that the report does not name.
             self._ended = "being finished"
         try:

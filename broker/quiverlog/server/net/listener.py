@@ -134,9 +134,9 @@ class Serving(Protocol):
 
 
 class EarlyPort:
-    """Listens at once; serves from the first connection, or from `begin`.
+    """Listens at once; serves from the first connection.
 
-    The server takes long to import, and the broker's start must not wait for it.
+    The server takes long to import (a third of a start), and many brokers are never asked.
 
     Args:
         serve: begins to accept on the socket. Called once, and must not block the loop.

@@ -12,11 +12,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TextIO
+import traceback
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Final, NamedTuple, TextIO
 
 import msgspec
-import structlog
 
 __all__ = [
     "KINDS_MAX",
@@ -156,8 +157,6 @@ def write_line(line: str, number: int) -> None:
 
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
-Logger = structlog.typing.FilteringBoundLogger
-
 
 class LogControl:
     """The level of a logger, which may change while it is in use, and its line rates."""
@@ -183,39 +182,64 @@ class LogControl:
         for kind, count in ended:
             logger.warning("log lines left out", kind=kind, count=count)
 
-    def process(self, _logger: object, method: str, event: Any) -> Any:
-        if LEVELS.get(method, 50) < self.level:
-            raise structlog.DropEvent
-        kind = str(event.get("library") or event.get("event"))
+    def admit(self, level: str, kind: str) -> LeftOut | None:
+        """Return None to leave this line out; else the count of those left out before it."""
+        if LEVELS[level] < self.level:
+            return None
         with self._lock:
-            admitted = self._rate.admit(kind, self._clock_s())
-        if admitted is None:
-            raise structlog.DropEvent
-        if admitted.lines:
-            event["left_out"] = admitted.lines
-        return event
+            return self._rate.admit(kind, self._clock_s())
 
 
-class _StandardError:
-    def write(self, text: str) -> None:
-        write_line(text.removesuffix("\n"), STDERR)
+class Logger:
+    """
+    Args:
+        render: makes the line.
+        stream: None: standard error. One that fails (a closed pipe, a full disk) is ignored.
+    """
 
-    def flush(self) -> None: ...
-
-
-class _PatientStream:
-    """Ignores a stream's failures (a closed pipe, a full disk)."""
-
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(
+        self,
+        control: LogControl,
+        render: Callable[[Mapping[str, object]], str],
+        stream: TextIO | None,
+    ) -> None:
+        self._control = control
+        self._render = render
         self._stream = stream
 
-    def write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.write(text)
+    def debug(self, event: str, /, **fields: object) -> None:
+        self._write("debug", event, fields)
 
-    def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
+    def info(self, event: str, /, **fields: object) -> None:
+        self._write("info", event, fields)
+
+    def warning(self, event: str, /, **fields: object) -> None:
+        self._write("warning", event, fields)
+
+    def error(self, event: str, /, **fields: object) -> None:
+        """`exc_info`: an exception, which becomes the field `exception` with its traceback."""
+        self._write("error", event, fields)
+
+    def _write(self, level: str, event: str, fields: dict[str, object]) -> None:
+        admitted = self._control.admit(level, str(fields.get("library") or event))
+        if admitted is None:
+            return
+        error = fields.pop("exc_info", None)
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        head = {"timestamp": now, "level": level, "event": event}
+        # Twice: the head is first, and no field takes its place.
+        entry: dict[str, object] = {**head, **fields, **head}
+        if admitted.lines:
+            entry["left_out"] = admitted.lines
+        if isinstance(error, BaseException):
+            entry["exception"] = "".join(traceback.format_exception(error)).removesuffix("\n")
+        line = self._render({key: _plain(value) for key, value in entry.items()})
+        if self._stream is None:
+            write_line(line, STDERR)
+        else:
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.write(f"{line}\n")
+                self._stream.flush()
 
 
 def make_logger(
@@ -230,28 +254,8 @@ def make_logger(
         format: `logfmt` or `json`.
         stream: None: standard error.
     """
-    renderer: Any
-    if format == "json":
-        renderer = structlog.processors.JSONRenderer(serializer=_to_json)
-    else:
-        renderer = structlog.processors.LogfmtRenderer(
-            key_order=["timestamp", "level", "event"], bool_as_flag=False
-        )
-    lines: Any = _StandardError() if stream is None else _PatientStream(stream)
-    logger: Logger = structlog.wrap_logger(
-        structlog.WriteLogger(lines),
-        processors=[
-            (control or LogControl(level)).process,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            _plain,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(LEVELS["debug"]),
-        cache_logger_on_first_use=True,
-    )
-    return logger
+    render = _to_json if format == "json" else _to_logfmt
+    return Logger(control or LogControl(level), render, stream)
 
 
 def bridge_logging(logger: Logger) -> None:
@@ -268,21 +272,36 @@ class _Bridge(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         level = "error" if record.levelno >= logging.ERROR else "warning"
-        exc_info: Any = record.exc_info if record.exc_info and record.exc_info[0] else None
-        getattr(self._logger, level)(record.getMessage(), library=record.name, exc_info=exc_info)
+        error = record.exc_info[1] if record.exc_info else None
+        getattr(self._logger, level)(record.getMessage(), library=record.name, exc_info=error)
 
 
-def _to_json(value: object, **_: object) -> str:
-    return msgspec.json.encode(value, enc_hook=str).decode()
+def _to_json(entry: Mapping[str, object]) -> str:
+    return msgspec.json.encode(entry).decode()
 
 
-def _plain(_logger: object, _method: str, event: Any) -> Any:
-    for key, value in event.items():
-        if isinstance(value, bytes | bytearray | memoryview):
-            event[key] = bytes(value[:64]).hex()
-        elif not isinstance(value, bool | int | float | None):
-            event[key] = _printable(value if isinstance(value, str) else str(value))
-    return event
+def _to_logfmt(entry: Mapping[str, object]) -> str:
+    return " ".join(f"{key}={_logfmt_value(value)}" for key, value in entry.items())
+
+
+def _logfmt_value(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value)
+    if not any(c in text for c in ' ="'):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value[:64]).hex()
+    if isinstance(value, bool | int | float | None):
+        return value
+    return _printable(value if isinstance(value, str) else str(value))
 
 
 def _printable(text: str) -> str:

@@ -134,7 +134,7 @@ _FLUSH_REPLIES_S = 2.0
 
 
 def _http_server_class() -> type[HttpServer]:
-    # Imported with aiohttp, which takes long: in a thread, after the start.
+    # Imported with aiohttp, which takes long: in a thread, at the first connection.
     from quiverlog.server.http import HttpServer
 
     return HttpServer
@@ -242,7 +242,7 @@ class BrokerServer:
         assert self._node is None, "started twice"
         self._collector.rest()
         if http is not None:
-            # Probes get an answer while the node recovers.
+            # Probes get an answer while the node recovers; without any, nothing is imported.
             self._http_port = EarlyPort(self._loop, http, self._serve_http, log=self._log)
         started = time.monotonic()
         config = node_config(self._config, self._advertised, self._secrets, self._first_user)
@@ -283,8 +283,6 @@ class BrokerServer:
             recovery_ms=round((time.monotonic() - started) * 1000),
             version=VERSION,
         )
-        if self._http_port is not None:
-            self._loop.call_soon(self._http_port.begin)  # After the caller wrote `ready_line`.
         return True
 
     def _make_peers(

@@ -14,7 +14,7 @@ import pytest
 from quiverlog.cli import main
 from quiverlog.cli.app import cli as root
 from quiverlog.cli.console.failures import CommandFailed, ExitCode
-from quiverlog.cli.console.profiles import Profiles, load, path_of_profiles, save
+from quiverlog.cli.console.profiles import Profile, Profiles, load, path_of_profiles, save
 
 NO_BROKER = "127.0.0.1:1"  # no broker may listen on a port this low
 
@@ -42,7 +42,7 @@ def test_the_life_of_a_profile(capsys):
     code, _, err = run(capsys, "topic", "list", "--timeout", "1")
     assert (code, NO_BROKER in err) == (ExitCode.UNREACHABLE, True)
     assert run(capsys, "profile", "use", "b")[1] == "in use: b\n"
-    assert load().bootstraps == {'här "e"': NO_BROKER, "b": "b-1:1,b-2:2"}
+    assert load().by_name == {'här "e"': Profile(NO_BROKER), "b": Profile("b-1:1,b-2:2")}
     assert load().in_use == "b"
     assert "b-1:1,b-2:2" in run(capsys, "profile", "list", "--format", "json")[1]
     code, _, err = run(capsys, "--profile", 'här "e"', "topic", "list", "--timeout", "1")
@@ -85,7 +85,7 @@ def test_a_file_of_the_largest_size_is_read_and_a_larger_one_refused(capsys, mor
     text = f'[profile.a]\nbootstrap-server = "{NO_BROKER}"\n'
     path_of_profiles().write_text(text + "#" * (2**20 + more - len(text)))
     if more <= 0:
-        assert load().bootstraps == {"a": NO_BROKER}
+        assert load().by_name == {"a": Profile(NO_BROKER)}
         return
     code, _, err = run(capsys, "topic", "list")
     assert (code, err.count("\n"), "profiles.toml" in err) == (ExitCode.FAILED, 1, True), err
@@ -94,12 +94,12 @@ def test_a_file_of_the_largest_size_is_read_and_a_larger_one_refused(capsys, mor
 
 def test_a_file_that_could_not_be_read_again_is_not_written():
     overhead = len('\n[profile."a"]\nbootstrap-server = ""\n')
-    largest = Profiles({"a": "b" * (2**20 - overhead)})
+    largest = Profiles({"a": Profile("b" * (2**20 - overhead))})
     save(largest)
     assert path_of_profiles().stat().st_size == 2**20
     assert load() == largest
     with pytest.raises(CommandFailed, match="more than 1048576 bytes"):
-        save(Profiles({"a": largest.bootstraps["a"] + "b"}))
+        save(Profiles({"a": Profile(largest.by_name["a"].bootstrap + "b")}))
     assert load() == largest, "the file of before is still there"
 
 
@@ -144,6 +144,36 @@ def test_completion_asks_the_brokers_of_the_profile(capsys, monkeypatch, words, 
     monkeypatch.setenv("COMP_CWORD", str(len(words.split()) + 1))
     main([])
     assert seen == [asked]
+
+
+@pytest.mark.parametrize(
+    ("words", "variable", "used"),
+    [
+        ("topic list", False, "mine"),
+        ("topic list", True, "mine"),
+        ("topic list --security-file given", True, "given"),
+        ("--profile plain topic list", False, ""),
+        ("--profile plain topic list", True, "environment"),
+        ("topic list -b 127.0.0.1:6", False, ""),
+        ("topic list -b 127.0.0.1:6", True, "environment"),
+    ],
+)
+def test_the_security_file_of_a_flag_of_the_profile_and_of_the_environment(
+    capsys, monkeypatch, tmp_path, words, variable, used
+):
+    for name in ("mine", "given", "environment"):
+        (tmp_path / name).write_text(f'no_such_key_{name} = ""')
+    monkeypatch.chdir(tmp_path)
+    run(capsys, "profile", "create", "plain", "-b", NAMED)
+    run(capsys, "profile", "create", "tls", "-b", IN_USE, "--security-file", "mine", "--use")
+    assert f'security-file = "{tmp_path}/mine"' in path_of_profiles().read_text()
+    assert f"{tmp_path}/mine" in run(capsys, "profile", "list")[1]
+    if variable:
+        monkeypatch.setenv("QUIVERLOG_SECURITY_FILE", "environment")
+    _, out, err = run(capsys, *words.split(), "--timeout", "1")
+    assert (out, err.count("\n")) == ("", 1)
+    assert ("no_such_key_" in err) == bool(used)
+    assert f"no_such_key_{used}" in err or not used
 
 
 def commands(group: click.Group, context: click.Context) -> Iterator[click.Command]:

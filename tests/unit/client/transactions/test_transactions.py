@@ -357,6 +357,20 @@ def test_an_epoch_that_the_cluster_has_closed_ends_the_transaction(
     assert stored(broker, "a") == [2]
 
 
+def test_a_commit_of_what_the_cluster_has_ended_lets_the_next_transaction_begin(
+    client: Any, broker: ScriptedBroker
+) -> None:
+    tx = connect_tx(client, transaction_timeout=0.3)
+    tx.send("a", {"id": 1})
+    close_epoch(broker, tx.transactional_id)
+    until(lambda: tx._core.lost is not None)
+    with pytest.raises(quiverlog.TransactionClosed):
+        tx.commit()
+    with client.transaction("app") as tx:
+        tx.send("a", {"id": 2})
+    assert stored(broker, "a") == [2]
+
+
 def close_epoch(broker: ScriptedBroker, name: str) -> None:
     with quiverlog.connect(broker.bootstrap) as other:
         request = AbortTransactionRequest(transactional_id=name, force=True)
