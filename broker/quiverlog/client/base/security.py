@@ -4,6 +4,8 @@
     cert_file = "client.pem"      # only where the listener asks for one
     key_file = "client.key"
     server_name = "broker.example.org"
+    user = "alice"
+    password_file = "alice.password"
 
 The description is text alone: drivers make contexts of it (`client.drivers.tls`), and read its
 files again when they change. Its `repr` is shown in errors and logs, so a field that is a secret
@@ -13,10 +15,12 @@ has `repr=False`.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Final, TypeAlias
 
 from quiverlog.errors import InvalidSecurity
+from quiverlog.types import USER_NAME
+from quiverlog.wire.authentication_messages import MECHANISMS
 
 __all__ = ["SECURITY_VARIABLE", "Security", "SecurityLike", "security_of"]
 
@@ -35,6 +39,13 @@ class Security:
         cert_file: the client's certificate and its chain, for a listener that asks for one.
         key_file: its key; empty: it is in `cert_file`.
         server_name: the name that brokers' certificates must have; empty: the host of the address.
+        user: the name with which to log in, with one of the three kinds of password.
+        password: itself; it is in the memory and the pickles of what has this description.
+        password_file: a file whose only line it is, read at each connection.
+        password_env: the environment variable that has it.
+        token: a token, in place of user and password.
+        token_file: a file whose only line is a token, read at each connection.
+        mechanism: with which to log in; empty: the best that the broker takes.
     """
 
     tls: bool = True
@@ -42,22 +53,49 @@ class Security:
     cert_file: str = ""
     key_file: str = ""
     server_name: str = ""
+    user: str = ""
+    password: str = field(default="", repr=False)
+    password_file: str = ""
+    password_env: str = ""
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    mechanism: str = ""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, kind = getattr(self, field.name), type(field.default)
+        for one in fields(self):
+            value, kind = getattr(self, one.name), type(one.default)
             if type(value) is not kind:
                 # Not the value: a field may be a secret.
-                raise InvalidSecurity(f"`{field.name}` is no {_KINDS[kind]}.")
+                raise InvalidSecurity(f"`{one.name}` is no {_KINDS[kind]}.")
             if isinstance(value, str) and not _is_line(value):
                 raise InvalidSecurity(
-                    f"`{field.name}` is no line of at most {_TEXT_CHARS_MAX} characters."
+                    f"`{one.name}` is no line of at most {_TEXT_CHARS_MAX} characters."
                 )
         of_tls = [name for name in _OF_TLS if getattr(self, name)]
         if of_tls and not self.tls:
             raise InvalidSecurity(f"`{of_tls[0]}` is given, and `tls` is false: give one of them.")
         if self.key_file and not self.cert_file:
             raise InvalidSecurity("`key_file` is given without `cert_file`: give both.")
+        self._check_login()
+
+    def _check_login(self) -> None:
+        passwords = [name for name in _PASSWORDS if getattr(self, name)]
+        tokens = [name for name in _TOKENS if getattr(self, name)]
+        for found in (passwords, tokens, [*tokens, *(["user"] if self.user else [])]):
+            if len(found) > 1:
+                both = "` and `".join(found)
+                raise InvalidSecurity(f"`{both}` are given: give one of them.")
+        if bool(self.user) is not bool(passwords):
+            given, missing = ("user", "password_file") if self.user else (passwords[0], "user")
+            raise InvalidSecurity(f"`{given}` is given without `{missing}`: give both.")
+        if self.user and not USER_NAME.fullmatch(self.user):
+            raise InvalidSecurity("`user` has 1 to 128 letters, digits and `._@-`.")
+        if self.mechanism not in ("", *MECHANISMS):
+            raise InvalidSecurity(f"`mechanism` is one of {', '.join(MECHANISMS)}.")
+
+    @property
+    def has_login(self) -> bool:
+        return bool(self.user or self.token or self.token_file)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Security:
@@ -68,7 +106,7 @@ class Security:
         """
         where = os.fspath(path)
         content = _content(where)
-        known = {field.name: field for field in fields(cls)}
+        known = {one.name: one for one in fields(cls)}
         for key, value in content.items():
             if key not in known:
                 raise InvalidSecurity(
@@ -84,6 +122,8 @@ class Security:
             raise InvalidSecurity(f"{where}: {error.message}") from None
 
 
+_PASSWORDS: Final = ("password", "password_file", "password_env")
+_TOKENS: Final = ("token", "token_file")
 _OF_TLS: Final = ("ca_file", "cert_file", "key_file", "server_name")
 _KINDS: Final = {str: "text", bool: "true or false"}
 

@@ -31,6 +31,7 @@ from quiverlog.client.base.commands import (
     Sleep,
     Start,
 )
+from quiverlog.client.base.login import Credentials
 from quiverlog.client.base.results import Address
 from quiverlog.client.cluster.answers import check_answer
 from quiverlog.client.cluster.metadata import check
@@ -46,10 +47,11 @@ from quiverlog.errors import (
 )
 from quiverlog.version import VERSION
 from quiverlog.wire import frames
+from quiverlog.wire.authentication_messages import AuthenticateRequest, AuthenticateResponse
 from quiverlog.wire.connection import ClientConnection
 from quiverlog.wire.messages import HelloRequest, Request, Response
 
-from .blocking import ArrowMemory, contexts_of, system_reason
+from .blocking import LOGIN_S, RENEWED_AT, ArrowMemory, contexts_of, system_reason
 from .name_lookup import late_reason, lookup, numeric
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ JOIN_BYTES_MAX = 64 * 1024
 
 # Correlation ids start at 1, and HELLO is the first request of a connection.
 HELLO_ID = 1
+RENEWED_S_MIN = 1.0
+"""Between two logins of one connection."""
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
@@ -78,6 +82,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._pending: dict[int, tuple[Request, asyncio.Future[Reply]]] = {}
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
+        self._renewal: asyncio.TimerHandle | None = None
+        self._renewing: asyncio.Task[None] | None = None
 
     # --- asyncio's side -------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -137,6 +143,31 @@ class AsyncConnection(asyncio.BufferedProtocol):
         reply = await self._transmit(HELLO_ID, HelloRequest(), head, (), timeout_s)
         check(reply.response)
 
+    async def log_in(self, credentials: Credentials) -> None:
+        """Log in, where it is needed, and again before the login expires."""
+        peer = self._protocol.peer
+        assert peer is not None, "HELLO was answered"
+        login = credentials.begin(self.address, peer)
+        if login is None:
+            return
+        request: AuthenticateRequest | None = login.request
+        while request is not None:
+            response = (await self.request(request, (), LOGIN_S)).response
+            assert isinstance(response, AuthenticateResponse)
+            request = login.answer(response)
+        if login.expires_ms >= 0 and not self.closed:
+            renew_s = max(RENEWED_S_MIN, login.expires_ms / 1000 * RENEWED_AT)
+            self._renewal = self._loop.call_later(renew_s, self._renew, credentials)
+
+    def _renew(self, credentials: Credentials) -> None:
+        self._renewing = self._loop.create_task(self.log_in(credentials))
+        self._renewing.add_done_callback(self._renewed)
+
+    def _renewed(self, done: asyncio.Task[None]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if isinstance(error, QuiverlogError):
+            self._end(error)  # The next connection tries anew.
+
     def request(
         self, request: Request, body: Sequence[Buffer], timeout_s: float
     ) -> asyncio.Future[Reply]:
@@ -190,6 +221,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if self.closed:
             return
         self.closed = True
+        if self._renewal is not None:
+            self._renewal.cancel()
         if self._transport is not None:
             self._transport.abort()
         pending, self._pending = self._pending, {}
@@ -213,6 +246,7 @@ class AsyncDriver:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._tls = contexts_of(settings.security)
+        self._credentials = Credentials(settings.security)
         self._pid = os.getpid()
         self._connections: dict[tuple[Address, str], AsyncConnection] = {}
         self._opening: dict[tuple[Address, str], asyncio.Task[AsyncConnection]] = {}
@@ -374,6 +408,11 @@ class AsyncDriver:
                 raise
             # In TLS 1.3 the broker judges our certificate after our handshake is over.
             raise self._tls.refused(address, error) from error
+        except BaseException:
+            connection.close()
+            raise
+        try:
+            await connection.log_in(self._credentials)
         except BaseException:
             connection.close()
             raise

@@ -32,6 +32,7 @@ from quiverlog.client.base.commands import (
     Sleep,
     Start,
 )
+from quiverlog.client.base.login import Credentials
 from quiverlog.client.base.results import Address
 from quiverlog.client.base.security import Security
 from quiverlog.client.cluster.answers import check_answer
@@ -49,6 +50,7 @@ from quiverlog.errors import (
 )
 from quiverlog.version import VERSION
 from quiverlog.wire import frames
+from quiverlog.wire.authentication_messages import AuthenticateRequest, AuthenticateResponse
 from quiverlog.wire.connection import ClientConnection
 from quiverlog.wire.messages import (
     FetchRequest,
@@ -81,6 +83,9 @@ __all__ = [
 
 # Of the first answer: the error about a server that is no broker shows them.
 HEAD_BYTES: Final = 8
+LOGIN_S: Final = 3.0
+RENEWED_AT: Final = 0.8
+"""Of a login's life."""
 IOV_MAX = 512
 _OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY),
@@ -112,8 +117,12 @@ class BlockingConnection:
         timeout_s: float,
         local_reads: LocalReads,
         tls: TlsContexts | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self.address = address
+        self._credentials = credentials or Credentials(settings.security)
+        # When to log in again; None: never.
+        self._renew_s: float | None = None
         self._local_reads = local_reads
         self._asks_for_ranges = False
         # More than the answer has arrived: the connection is not used again.
@@ -132,6 +141,7 @@ class BlockingConnection:
         try:
             self._send_all([self._protocol.hello(settings.client_id, VERSION)])
             check(self._receive_hello(tls))
+            self._log_in()
         except QuiverlogError as error:
             self.close()
             if isinstance(error, (CorruptFrame, FrameTooLarge)):
@@ -142,6 +152,31 @@ class BlockingConnection:
         except BaseException:
             self.close()
             raise
+
+    def _log_in(self) -> None:
+        peer = self._protocol.peer
+        assert peer is not None, "HELLO was answered"
+        login = self._credentials.begin(self.address, peer)
+        if login is None:
+            return
+        # Refusals come late, and a login that is cut short would look as a silent broker.
+        self._deadline_s = max(self._deadline_s, time.monotonic() + LOGIN_S)
+        request: AuthenticateRequest | None = login.request
+        while request is not None:
+            self._request = request
+            self._send_all([self._protocol.send(request)[1]])
+            response = self.receive().response
+            assert isinstance(response, AuthenticateResponse)
+            request = login.answer(response)
+        self._renew_s = None
+        if login.expires_ms >= 0:
+            self._renew_s = time.monotonic() + login.expires_ms / 1000 * RENEWED_AT
+
+    def renew(self, timeout_s: float) -> None:
+        """Log in again where the login is about to expire."""
+        if self._renew_s is not None and time.monotonic() >= self._renew_s:
+            self._deadline_s = time.monotonic() + timeout_s
+            self._log_in()
 
     def _receive_hello(self, tls: TlsContexts | None) -> Response:
         try:
@@ -377,6 +412,7 @@ class BlockingDriver:
         self._lock = threading.Lock()
         self._local_reads = LocalReads()
         self._tls = contexts_of(settings.security)
+        self._credentials = Credentials(settings.security)
         self._idle: dict[Address, list[BlockingConnection]] = {}
         # Consumers leave some under way between operations.
         self._started: weakref.WeakSet[BlockingReply] = weakref.WeakSet()
@@ -584,9 +620,19 @@ class BlockingDriver:
             if connection is None:
                 timeout_s = min(within_s, self._settings.connect_timeout_s)
                 return BlockingConnection(
-                    call.address, self._settings, timeout_s, self._local_reads, self._tls
+                    call.address,
+                    self._settings,
+                    timeout_s,
+                    self._local_reads,
+                    self._tls,
+                    self._credentials,
                 )
             if not connection.is_stale():
+                try:
+                    connection.renew(min(within_s, self._settings.connect_timeout_s))
+                except BaseException:
+                    connection.close()
+                    raise
                 return connection
             connection.close()
 
