@@ -13,15 +13,18 @@ from quiverlog.limits import (
 )
 from quiverlog.types import Durability, TopicPartition
 from quiverlog.wire import messages as m
+from quiverlog.wire.security_messages import UserChange
 
 from .admin import cluster as cluster_questions
 from .admin import topics as topic_questions
+from .admin import users as user_questions
 from .admin.producers import ProducerDescription, describe_producer
 from .admin.replica_sizes import ReplicaSizes, replica_sizes
 from .base.arguments import (
     INT32,
     INT64,
     SECONDS,
+    SECRET,
     TRANSACTIONAL_ID,
     checked,
     instance_of,
@@ -418,6 +421,99 @@ class AsyncMethods:
     async def schemas(self, topic: str) -> SchemaHistory:
         """Return the topic's schema history."""
         return await self.run(topic_questions.schemas(self.cluster, topic))
+
+    # --- users and tokens -----------------------------------------------------------------------
+    @checked()
+    async def who_am_i(self) -> user_questions.WhoAmI:
+        """Return what this client's connections have proved."""
+        return await self.run(user_questions.who_am_i(self.cluster))
+
+    @checked(password=SECRET)
+    async def create_user(self, name: str, password: str, *, is_admin: bool = False) -> None:
+        """Make a user. Brokers never get the password.
+
+        Args:
+            name: of 1 to 128 letters, digits and `._@-`.
+            is_admin: it may do everything, whatever the rules are.
+
+        Raises:
+            UserExists: there is one of this name.
+        """
+        await self.run(user_questions.create_user(self.cluster, name, password, is_admin=is_admin))
+
+    @checked(password=SECRET)
+    async def change_password(self, name: str, password: str, *, keep_old: bool = False) -> None:
+        """Give a user another password; connections that used the one before end.
+
+        Args:
+            keep_old: the one before counts on, until `drop_old_password`.
+
+        Raises:
+            UnknownUser: there is none of this name.
+        """
+        await self.run(
+            user_questions.change_password(self.cluster, name, password, keep_old=keep_old)
+        )
+
+    @checked()
+    async def drop_old_password(self, name: str) -> None:
+        """End the older of two passwords, and the connections that used it."""
+        change = UserChange.DROP_OLD
+        await self.run(user_questions.change_user(self.cluster, name, change))
+
+    @checked()
+    async def set_admin(self, name: str, is_admin: bool) -> None:
+        """Let a user do everything, whatever the rules are, or no more."""
+        change = UserChange
+        kind = change.ADMIN if is_admin else change.NO_ADMIN
+        await self.run(user_questions.change_user(self.cluster, name, kind))
+
+    @checked()
+    async def delete_user(self, name: str) -> None:
+        """Delete a user and its tokens; its connections end.
+
+        Raises:
+            UnknownUser: there is none of this name.
+        """
+        change = UserChange.DELETE
+        await self.run(user_questions.change_user(self.cluster, name, change))
+
+    @checked()
+    async def list_users(
+        self, name: str | None = None, *, with_tokens: bool = False
+    ) -> list[user_questions.UserDetail]:
+        """Return all users, or one, by name.
+
+        Raises:
+            UnknownUser: there is none of this name.
+        """
+        return await self.run(
+            user_questions.list_users(self.cluster, name, with_tokens=with_tokens)
+        )
+
+    @checked(lifetime=SECONDS)
+    async def create_token(
+        self, lifetime: float = 3_600.0, *, owner: str = ""
+    ) -> user_questions.Token:
+        """Make a token with a user's rights, for a program that must not have its password.
+
+        Args:
+            lifetime: seconds, at most a day.
+            owner: the user; empty: that of this client, which must have logged in by a password.
+        """
+        return await self.run(user_questions.create_token(self.cluster, lifetime, owner))
+
+    @checked()
+    async def end_tokens(self, token_ids: Sequence[str] = (), *, owner: str = "") -> int:
+        """End tokens of a user, all of them without ids; connections that used them end.
+
+        Returns:
+            How many were ended.
+
+        Raises:
+            UnknownToken: the user has no such token.
+        """
+        return await self.run(user_questions.end_tokens(self.cluster, token_ids, owner))
 
     # --- offsets --------------------------------------------------------------------------------
     @checked()

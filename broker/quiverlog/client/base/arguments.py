@@ -41,6 +41,7 @@ __all__ = [
     "OPTIONAL_WAIT",
     "ROWS_SHOWN_MAX",
     "SECONDS",
+    "SECRET",
     "SECURITY",
     "Kind",
     "bootstrap_addresses",
@@ -125,6 +126,11 @@ def checked(**narrower: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
 # --- kinds ----------------------------------------------------------------------------------------
 def ANYTHING(_name: str, _value: object) -> None:
     """Accept any object."""
+
+
+def SECRET(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name} is no text.")  # Not the value.
 
 
 def NAME(name: str, value: object) -> None:
@@ -326,6 +332,7 @@ _PLACES = mapping(place, INT64)
 # By the annotation's text, so that none has to be imported.
 _KIND_OF: Final[Mapping[str, Kind]] = {
     "str": NAME,
+    "str | None": optional(NAME),
     "bool": BOOLEAN,
     "int": INT32,
     "int | None": optional(INT32),

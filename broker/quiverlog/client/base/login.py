@@ -45,7 +45,7 @@ from quiverlog.wire.scram import (
 from .results import Address
 from .security import Security
 
-__all__ = ["Credentials", "Login"]
+__all__ = ["Credentials", "Login", "line_of"]
 
 _KEYS_MAX: Final = 8
 """Salts of which a client remembers the keys: making them takes milliseconds."""
@@ -171,7 +171,7 @@ def _read(security: Security) -> _Own:
     text = security.token
     if security.token_file:
         where = f"`token_file` {security.token_file}"
-        text = _line_of(where, security.token_file)
+        text = line_of(where, security.token_file)
     try:
         token_id, key = parse_token(text)
     except ValueError as error:
@@ -183,7 +183,7 @@ def _password(security: Security) -> bytes:
     where, text = "`password`", security.password
     if security.password_file:
         where = f"`password_file` {security.password_file}"
-        text = _line_of(where, security.password_file)
+        text = line_of(where, security.password_file)
     elif security.password_env:
         where = f"`password_env` {security.password_env}"
         found = os.environ.get(security.password_env)
@@ -196,7 +196,7 @@ def _password(security: Security) -> bytes:
         raise InvalidSecurity(f"{where}: {error}.") from None
 
 
-def _line_of(where: str, path: str) -> str:
+def line_of(where: str, path: str) -> str:
     """Return a file's only line. Raises InvalidSecurity."""
     try:
         with open(path, "rb") as file:

@@ -1,0 +1,119 @@
+"""`quiverlog token ...`: tokens, for programs that must not have a password."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from quiverlog.cli.console.failures import CommandFailed
+from quiverlog.cli.console.options import (
+    Seconds,
+    bootstrap_option,
+    debug_option,
+    format_option,
+    open_client,
+)
+from quiverlog.cli.console.output import print_json, print_table
+from quiverlog.limits import TOKEN_LIFETIME_MS_DEFAULT, TOKEN_LIFETIME_MS_MAX
+
+__all__ = ["token"]
+
+_OWNER = click.option("--owner", default="", metavar="USER", help="Another user's.")
+
+
+@click.group()
+def token() -> None:
+    """Make, list and end tokens: what logs in as a user for at most a day, without its password."""
+
+
+@token.command()
+@click.option(
+    "--lifetime",
+    type=Seconds(1),
+    default=TOKEN_LIFETIME_MS_DEFAULT / 1000,
+    show_default=True,
+    metavar="SECONDS",
+    help=f"At most {TOKEN_LIFETIME_MS_MAX // 1000}.",
+)
+@click.option(
+    "--file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write it to this new file, which its owner alone may read; otherwise it is printed.",
+)
+@_OWNER
+@bootstrap_option
+@debug_option
+def create(
+    lifetime: float, file: Path | None, owner: str, bootstrap: str, timeout_s: float
+) -> None:
+    """Make a token. It is shown once."""
+    from quiverlog.local.secret_file import write_secret_file
+
+    if file is not None and file.exists():
+        raise CommandFailed(f"{file} is there already.")
+    with open_client(bootstrap, timeout_s=timeout_s) as client:
+        made = client.create_token(lifetime, owner=owner)
+    ends = f"{made.expires:%Y-%m-%d %H:%M:%S} UTC"
+    click.echo(f"token {made.token_id} of user {made.owner} counts until {ends}", err=True)
+    if file is None:
+        print(made.text)
+        return
+    try:
+        write_secret_file(file, [made.text])
+    except OSError as error:
+        raise CommandFailed(f"{file} cannot be written: {error.strerror}.") from error
+
+
+@token.command("list")
+@click.option("--user", "name", metavar="NAME", help="Those of one user.")
+@bootstrap_option
+@format_option()
+@debug_option
+def list_(name: str | None, bootstrap: str, timeout_s: float, output_format: str) -> None:
+    """List tokens: their ids, not the tokens."""
+    with open_client(bootstrap, timeout_s=timeout_s) as client:
+        users = client.list_users(name, with_tokens=True)
+    rows = [(one.name, token) for one in users for token in one.tokens]
+    if output_format == "json":
+        print_json(
+            [
+                {
+                    "user": owner,
+                    "token_id": one.token_id,
+                    "created": one.created.isoformat(),
+                    "expires": one.expires.isoformat(),
+                }
+                for owner, one in rows
+            ]
+        )
+        return
+    print_table(
+        ["USER", "TOKEN", "CREATED", "EXPIRES"],
+        [
+            (
+                owner,
+                one.token_id,
+                f"{one.created:%Y-%m-%d %H:%M:%S}",
+                f"{one.expires:%Y-%m-%d %H:%M:%S}",
+            )
+            for owner, one in rows
+        ],
+    )
+
+
+@token.command()
+@click.argument("token_ids", nargs=-1, metavar="[TOKEN]...")
+@click.option("--all", "ends_all", is_flag=True, help="All tokens of the user.")
+@_OWNER
+@bootstrap_option
+@debug_option
+def end(
+    token_ids: tuple[str, ...], ends_all: bool, owner: str, bootstrap: str, timeout_s: float
+) -> None:
+    """End tokens, by their ids. Connections that used them end."""
+    if bool(token_ids) is ends_all:
+        raise click.UsageError("Give ids of tokens, or --all.")
+    with open_client(bootstrap, timeout_s=timeout_s) as client:
+        count = client.end_tokens(list(token_ids), owner=owner)
+    click.echo(f"{count} ended", err=True)

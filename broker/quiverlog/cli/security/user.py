@@ -1,0 +1,196 @@
+"""`quiverlog user ...` and `quiverlog whoami`: who may log in, and who has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from quiverlog.cli.console.options import bootstrap_option, debug_option, format_option, open_client
+from quiverlog.cli.console.output import print_fields, print_json, print_table
+from quiverlog.cli.security.passwords import password_options, read_password
+
+__all__ = ["user", "whoami"]
+
+
+@click.group()
+def user() -> None:
+    """Make, list and change users. Brokers never get a password: docs/security.md."""
+
+
+@user.command()
+@click.argument("name")
+@click.option("--admin", is_flag=True, help="It may do everything, whatever the rules are.")
+@password_options
+@bootstrap_option
+@debug_option
+def create(
+    name: str,
+    admin: bool,
+    password_file: Path | None,
+    password_env: str | None,
+    generate: bool,
+    bootstrap: str,
+    timeout_s: float,
+) -> None:
+    """Make a user."""
+    password, is_made = read_password(password_file, password_env, generate=generate)
+    with open_client(bootstrap, timeout_s=timeout_s) as client:
+        client.create_user(name, password, is_admin=admin)
+    click.echo(f"user {name} is made", err=True)
+    if is_made:
+        print(password)
+
+
+@user.command("list")
+@bootstrap_option
+@format_option()
+@debug_option
+def list_(bootstrap: str, timeout_s: float, output_format: str) -> None:
+    """List the users."""
+    with open_client(bootstrap, timeout_s=timeout_s) as client:
+        found = client.list_users()
+    if output_format == "json":
+        print_json(
+            [
+                {
+                    "name": one.name,
+                    "is_admin": one.is_admin,
+                    "passwords": one.passwords,
+                    "tokens": one.token_count,
+                    "changed": one.changed.isoformat(),
+                }
+                for one in found
+            ]
+        )
+        return
+    print_table(
+        ["NAME", "ADMIN", "PASSWORDS", "TOKENS", "CHANGED"],
+        [
+            (
+                one.name,
+                "yes" if one.is_admin else "",
+                max(one.passwords.values(), default=0),
+                one.token_count,
+                f"{one.changed:%Y-%m-%d %H:%M:%S}",
+            )
+            for one in found
+        ],
+        right=["PASSWORDS", "TOKENS"],
+    )
+
+
+@user.command()
+@click.argument("name")
+@bootstrap_option
+@debug_option
+def delete(name: str, bootstrap: str, timeout_s: float) -> None:
+    """Delete a user and its tokens. Its connections end."""
+    with open_client(bootstrap, timeout_s=timeout_s) as client:
+        client.delete_user(name)
+    click.echo(f"user {name} is deleted", err=True)
+
+
+@user.command()
+@click.argument("name")
+@click.option(
+    "--keep-old",
+    is_flag=True,
+    help="The password before counts on, until --drop-old: no program is shut out meanwhile.",
+)
+@click.option("--drop-old", is_flag=True, help="End the older password, and set none.")
+@password_options
+@bootstrap_option
+@debug_option
+def passwd(
+    name: str,
+    keep_old: bool,
+    drop_old: bool,
+    password_file: Path | None,
+    password_env: str | None,
+    generate: bool,
+    bootstrap: str,
+    timeout_s: float,
+) -> None:
+    """Change a user's password. Connections that used the one before end."""
+    if drop_old:
+        if keep_old or generate or password_file or password_env:
+            raise click.UsageError("--drop-old sets no password: give it alone.")
+        with open_client(bootstrap, timeout_s=timeout_s) as client:
+            client.drop_old_password(name)
+        click.echo(f"user {name} has the newer password alone", err=True)
+        return
+    password, is_made = read_password(password_file, password_env, generate=generate)
+    with open_client(bootstrap, timeout_s=timeout_s) as client:
+        client.change_password(name, password, keep_old=keep_old)
+    both = ", beside the one before" if keep_old else ""
+    click.echo(f"user {name} has a new password{both}", err=True)
+    if is_made:
+        print(password)
+
+
+@user.command("admin")
+@click.argument("name")
+@click.argument("state", type=click.Choice(["on", "off"]))
+@bootstrap_option
+@debug_option
+def admin_(name: str, state: str, bootstrap: str, timeout_s: float) -> None:
+    """Let a user do everything, whatever the rules are (on), or no more (off)."""
+    with open_client(bootstrap, timeout_s=timeout_s) as client:
+        client.set_admin(name, state == "on")
+    click.echo(f"user {name} {'is an' if state == 'on' else 'is no'} administrator", err=True)
+
+
+@user.command("hash")
+@click.argument("name")
+@password_options
+@debug_option
+def hash_(name: str, password_file: Path | None, password_env: str | None, generate: bool) -> None:
+    """Print the lines for `admin.credential.file`, with which a cluster gets its first user."""
+    from quiverlog.client.admin.users import make_credentials
+    from quiverlog.types import USER_NAME
+    from quiverlog.wire.scram import Credential, credential_line
+
+    if not USER_NAME.fullmatch(name):
+        raise click.BadParameter("a user has 1 to 128 letters, digits and `._@-`.")
+    password, is_made = read_password(password_file, password_env, generate=generate)
+    for one in make_credentials(password):
+        kept = Credential(one.salt, one.iterations, one.stored_key, one.server_key)
+        print(credential_line(name, one.mechanism, kept))
+    if is_made:
+        click.echo(f"the password of {name}: {password}", err=True)
+
+
+@click.command()
+@bootstrap_option
+@format_option()
+@debug_option
+def whoami(bootstrap: str, timeout_s: float, output_format: str) -> None:
+    """Show which user a broker takes this command for, and by which login."""
+    with open_client(bootstrap, timeout_s=timeout_s) as client:
+        found = client.who_am_i()
+    fields = {
+        "principal": found.principal,
+        "mechanism": found.mechanism or None,
+        "expires_s": found.expires_s,
+        "may_do_everything": found.is_super or not found.authorises,
+        "listener": found.listener,
+    }
+    if output_format == "json":
+        print_json(fields)
+        return
+    print_fields(
+        {
+            "principal": found.principal,
+            "login": found.mechanism or "none",
+            "ends": "with its password" if found.expires_s is None else f"{found.expires_s:.0f} s",
+            "rules": _rules(is_super=found.is_super, authorises=found.authorises),
+            "listener": found.listener,
+        }
+    )
+
+
+def _rules(*, is_super: bool, authorises: bool) -> str:
+    if not authorises:
+        return "none count here: no listener of this broker asks for logins"
+    return "none count: an administrator" if is_super else "count"

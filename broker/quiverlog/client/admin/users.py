@@ -1,0 +1,356 @@
+"""Users and tokens: made, changed and listed.
+
+A password never leaves this process: brokers get what checks a proof. A change counts at every live
+broker when it returns, or `_SPREAD_S` have passed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from quiverlog.client.base.commands import Operation, Sleep
+from quiverlog.client.base.results import moment
+from quiverlog.client.cluster.metadata import check
+from quiverlog.client.cluster.routing import Cluster
+from quiverlog.errors import (
+    ConnectionClosed,
+    InvalidArgument,
+    InvalidResponse,
+    OutcomeUnknown,
+    QuiverlogError,
+    RequestTimedOut,
+    UnknownUser,
+    UserExists,
+)
+from quiverlog.limits import SCRAM_ITERATIONS_DEFAULT, SCRAM_ITERATIONS_MIN
+from quiverlog.types import USER_NAME
+from quiverlog.wire.authentication_messages import TOKEN_KEY_BYTES, parse_token, token_text
+from quiverlog.wire.messages import MetadataRequest, MetadataResponse
+from quiverlog.wire.scram import (
+    HASHES,
+    SCRAM_SALT_BYTES,
+    SCRAM_SHA_256,
+    check_credential,
+    make_credential,
+    prepare_password,
+)
+from quiverlog.wire.security_messages import (
+    AlterUsersRequest,
+    AlterUsersResponse,
+    CreateTokenRequest,
+    CreateTokenResponse,
+    DescribedUser,
+    DescribeUsersRequest,
+    DescribeUsersResponse,
+    EndTokensRequest,
+    EndTokensResponse,
+    ScramCredential,
+    UserChange,
+    WhoAmIRequest,
+    WhoAmIResponse,
+)
+
+__all__ = [
+    "Token",
+    "TokenDetail",
+    "UserDetail",
+    "WhoAmI",
+    "change_password",
+    "change_user",
+    "create_token",
+    "create_user",
+    "end_tokens",
+    "list_users",
+    "make_credentials",
+    "who_am_i",
+]
+
+_SPREAD_S: Final = 5.0
+_PAUSE_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class WhoAmI:
+    """What a connection has proved. `expires_s`: None: it lasts as long as its password."""
+
+    principal: str
+    mechanism: str
+    expires_s: float | None
+    is_super: bool
+    authorises: bool
+    listener: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDetail:
+    token_id: str
+    created: datetime
+    expires: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class UserDetail:
+    """`passwords`: by mechanism, how many count now. `tokens`: where they were asked for."""
+
+    name: str
+    passwords: dict[str, int]
+    is_admin: bool
+    changed: datetime
+    token_count: int
+    tokens: tuple[TokenDetail, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A new token; `text` is the secret, which no broker has and nothing returns again."""
+
+    token_id: str
+    owner: str
+    expires: datetime
+    text: str = field(repr=False)
+
+
+def who_am_i(cluster: Cluster) -> Operation[WhoAmI]:
+    def attempt() -> Operation[WhoAmI]:
+        reply = yield from cluster.call_any(WhoAmIRequest())
+        found = reply.response
+        assert isinstance(found, WhoAmIResponse)
+        expires_s = None if found.expires_ms < 0 else found.expires_ms / 1_000
+        return WhoAmI(
+            found.principal,
+            found.mechanism,
+            expires_s,
+            found.is_super,
+            found.authorises,
+            found.listener,
+        )
+
+    return (yield from cluster.retrying(attempt))
+
+
+# --- users -------------------------------------------------------------------------------------
+def make_credentials(
+    password: str,
+    kinds: Sequence[tuple[str, bytes, int]] = (),
+    iterations: int = SCRAM_ITERATIONS_DEFAULT,
+) -> list[ScramCredential]:
+    """
+    Args:
+        kinds: mechanism, salt and iterations of each; none: new salts of all mechanisms.
+    """
+    try:
+        prepared = prepare_password(password)
+        made = []
+        for mechanism, salt, count in kinds or [
+            (one, os.urandom(SCRAM_SALT_BYTES), iterations) for one in HASHES
+        ]:
+            credential = make_credential(mechanism, prepared, salt, count)
+            # A broker must not choose numbers that give the password away.
+            check_credential(mechanism, credential)
+            keys = credential.stored_key, credential.server_key
+            made.append(ScramCredential(mechanism, salt, count, *keys))
+    except ValueError as error:
+        raise InvalidArgument(f"{error}.") from None
+    return made
+
+
+def create_user(
+    cluster: Cluster, name: str, password: str, *, is_admin: bool = False
+) -> Operation[None]:
+    _check_name(name)
+    credentials = make_credentials(password)
+    request = AlterUsersRequest(
+        name=name, change=UserChange.CREATE, credentials=credentials, is_admin=is_admin
+    )
+    is_unanswered = False
+
+    def attempt() -> Operation[int]:
+        nonlocal is_unanswered
+        try:
+            return (yield from _alter(cluster, request))
+        except (ConnectionClosed, RequestTimedOut, OutcomeUnknown):
+            is_unanswered = True
+            raise
+        except UserExists:
+            # An earlier try, whose answer was lost, may have made it: its salts are random.
+            found = yield from _described(cluster, name)
+            salts = {bytes(one.salt) for one in found.users[0].passwords}
+            if not is_unanswered or salts != {one.salt for one in credentials}:
+                raise
+            return found.metadata_version
+
+    version = yield from cluster.retrying(attempt)
+    yield from _spread(cluster, version)
+
+
+def change_password(
+    cluster: Cluster, name: str, password: str, *, keep_old: bool = False
+) -> Operation[None]:
+    """`keep_old`: the present password counts on, until `change_user` drops it."""
+    _check_name(name)
+
+    def attempt() -> Operation[int]:
+        kinds: list[tuple[str, bytes, int]] = []
+        if keep_old:
+            found = yield from _described(cluster, name)
+            kinds = [(p.mechanism, p.salt, p.iterations) for p in found.users[0].passwords]
+            if not kinds or any(mechanism not in HASHES for mechanism, *_ in kinds):
+                raise InvalidResponse(f"User {name!r} is described without a password.")
+        change = UserChange.PASSWORD_BESIDE if keep_old else UserChange.PASSWORD
+        credentials = make_credentials(password, kinds)
+        return (
+            yield from _alter(
+                cluster, AlterUsersRequest(name=name, change=change, credentials=credentials)
+            )
+        )
+
+    version = yield from cluster.retrying(attempt)
+    yield from _spread(cluster, version)
+
+
+def change_user(cluster: Cluster, name: str, change: UserChange) -> Operation[None]:
+    """Delete a user, drop its old password, or make it an administrator or none."""
+    _check_name(name)
+    request = AlterUsersRequest(name=name, change=change)
+    is_unanswered = False
+
+    def attempt() -> Operation[int]:
+        nonlocal is_unanswered
+        try:
+            return (yield from _alter(cluster, request))
+        except (ConnectionClosed, RequestTimedOut, OutcomeUnknown):
+            is_unanswered = True
+            raise
+        except UnknownUser:
+            if change is UserChange.DELETE and is_unanswered:
+                return 0  # An earlier try, whose answer was lost, has deleted it.
+            raise
+
+    version = yield from cluster.retrying(attempt)
+    yield from _spread(cluster, version)
+
+
+def list_users(
+    cluster: Cluster, name: str | None = None, *, with_tokens: bool = False
+) -> Operation[list[UserDetail]]:
+    def attempt() -> Operation[list[UserDetail]]:
+        if name is not None:
+            found = yield from _described(cluster, name, with_tokens=with_tokens)
+            return [_detail(one) for one in found.users]
+        users: list[UserDetail] = []
+        first: str | None = ""
+        while first is not None:
+            request = DescribeUsersRequest(first_name=first, with_tokens=with_tokens)
+            reply = yield from cluster.call_controller(request)
+            assert isinstance(reply.response, DescribeUsersResponse)
+            users += [_detail(one) for one in reply.response.users]
+            first = reply.response.next_name
+        return users
+
+    return (yield from cluster.retrying(attempt))
+
+
+def _described(
+    cluster: Cluster, name: str, *, with_tokens: bool = False
+) -> Operation[DescribeUsersResponse]:
+    request = DescribeUsersRequest(name=name, with_tokens=with_tokens)
+    reply = yield from cluster.call_controller(request)
+    assert isinstance(reply.response, DescribeUsersResponse)
+    return reply.response
+
+
+def _detail(one: DescribedUser) -> UserDetail:
+    return UserDetail(
+        one.name,
+        {kind.mechanism: kind.count for kind in one.passwords},
+        one.is_admin,
+        moment(one.changed_us),
+        one.token_count,
+        tuple(
+            TokenDetail(t.token_id, moment(t.created_us), moment(t.expires_us)) for t in one.tokens
+        ),
+    )
+
+
+def _alter(cluster: Cluster, request: AlterUsersRequest) -> Operation[int]:
+    reply = yield from cluster.call_controller(request)
+    assert isinstance(reply.response, AlterUsersResponse)
+    return reply.response.metadata_version
+
+
+def _check_name(name: str) -> None:
+    if not USER_NAME.fullmatch(name):
+        raise InvalidArgument(f"{name[:128]!r}: a user has 1 to 128 letters, digits and `._@-`.")
+
+
+def _spread(cluster: Cluster, version: int) -> Operation[None]:
+    """Wait until the live brokers have applied a version of the metadata."""
+    deadline_s = cluster.clock() + _SPREAD_S
+    try:
+        yield from cluster.refresh([])
+    except QuiverlogError:
+        return  # The change is made; its own connection may have ended with it.
+    for address in list(cluster.metadata.brokers.values()):
+        while (left_s := deadline_s - cluster.clock()) > 0:
+            try:
+                reply = yield cluster.call(address, MetadataRequest(topics=[]), timeout_s=left_s)
+                check(reply.response)
+            except QuiverlogError:
+                break  # One that is down learns of it before it serves clients.
+            assert isinstance(reply.response, MetadataResponse)
+            if reply.response.metadata_version >= version:
+                break
+            yield Sleep(_PAUSE_S)
+
+
+# --- tokens ------------------------------------------------------------------------------------
+def create_token(cluster: Cluster, lifetime_s: float, owner: str = "") -> Operation[Token]:
+    key = os.urandom(TOKEN_KEY_BYTES)
+    # As it is proved: the text of the key, which is its password.
+    _, password = parse_token(token_text("00000000", key))
+    credential = make_credential(
+        SCRAM_SHA_256, password, os.urandom(SCRAM_SALT_BYTES), SCRAM_ITERATIONS_MIN
+    )
+    request = CreateTokenRequest(
+        owner=owner,
+        lifetime_ms=round(lifetime_s * 1_000),
+        credential=ScramCredential(
+            SCRAM_SHA_256,
+            credential.salt,
+            credential.iterations,
+            credential.stored_key,
+            credential.server_key,
+        ),
+    )
+
+    def attempt() -> Operation[CreateTokenResponse]:
+        reply = yield from cluster.call_controller(request)
+        assert isinstance(reply.response, CreateTokenResponse)
+        return reply.response
+
+    made = yield from cluster.retrying(attempt)
+    yield from _spread(cluster, made.metadata_version)
+    try:
+        text = token_text(made.token_id, key)
+        parse_token(text)
+    except ValueError:
+        raise InvalidResponse("The broker's token has an id that is none.") from None
+    return Token(made.token_id, made.owner, moment(made.expires_us), text)
+
+
+def end_tokens(cluster: Cluster, token_ids: Sequence[str] = (), owner: str = "") -> Operation[int]:
+    """Return how many were ended. `token_ids` empty: all of the user's."""
+    request = EndTokensRequest(owner=owner, token_ids=list(token_ids))
+
+    def attempt() -> Operation[EndTokensResponse]:
+        reply = yield from cluster.call_controller(request)
+        assert isinstance(reply.response, EndTokensResponse)
+        return reply.response
+
+    done = yield from cluster.retrying(attempt)
+    yield from _spread(cluster, done.metadata_version)
+    return done.ended_count
