@@ -33,6 +33,11 @@ LIMITS: Final[dict[str, tuple[str, str]]] = {
         "CORRUPT_FRAME",
     ),
     "CLIENT_ID_CHARS_MAX": ("characters of a client id", "INVALID_REQUEST"),
+    "USER_NAME_CHARS_MAX": ("characters of a user's name", "INVALID_REQUEST"),
+    "USERS_MAX": ("users of a cluster", "POLICY_VIOLATION"),
+    "TOKENS_MAX": ("tokens of a cluster", "POLICY_VIOLATION"),
+    "TOKENS_PER_USER_MAX": ("tokens of a user", "POLICY_VIOLATION"),
+    "TOKEN_LIFETIME_MS_MAX": ("milliseconds of a token's life", "INVALID_REQUEST"),
     "REQUESTS_WAITING_BYTES_MAX": (
         "bytes of memory of requests that wait for their turns (all but HELLO, PRODUCE, FETCH and"
         " LIST_OFFSETS); a connection has half of what is free",

@@ -18,7 +18,7 @@ from quiverlog.wire.messages import Api, Message, Part
 from quiverlog.wire.quorum_messages import QuorumMessage
 from quiverlog.wire.registry import ADMINISTRATION, APIS
 from scripts.transaction_meanings import LEVELS, TRANSACTIONS
-from scripts.user_meanings import USERS
+from scripts.user_meanings import USER_ERRORS, USERS
 
 __all__ = [
     "CLOSING",
@@ -144,17 +144,6 @@ MEANINGS: Final[dict[str, str]] = {
     "NewTopic.partitions": "how many; -1: the broker's default",
     "NewTopic.replication_factor": "copies of each partition; -1: 3, or one on each live"
     " broker where these are fewer",
-    "AuthenticateRequest.data": "the mechanism's, see [Logging in](#logging-in)",
-    "AuthenticateRequest.mechanism": "one of those that HELLO has named; `CLUSTER-SHA-256` is the"
-    " brokers'",
-    "AuthenticateResponse.data": "the mechanism's, see [Logging in](#logging-in)",
-    "AuthenticateResponse.expires_ms": "for how long it is proved; -1: while the connection lasts",
-    "AuthenticateResponse.is_done": "the sender has proved who it is",
-    "AuthenticateResponse.principal": "who that is, `user:NAME` or `broker:ID`; empty before",
-    "HelloResponse.mechanisms": "by which clients may log in here, the best first; none: they"
-    " cannot",
-    "HelloResponse.needs_authentication": "nothing but HELLO and AUTHENTICATE is served before a"
-    " login",
     "AlterPartition.broker_epochs": "the broker epochs of `in_sync_replicas`; -1: not known yet",
     "AlterPartition.in_sync_replicas": "node ids that shall be in sync, the leader among them",
     "AlterPartition.leader_epoch": "the partition's leader epoch in the leader's metadata",
@@ -608,22 +597,7 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
     ),
     Api.DESCRIBE_CONFIGS: (e.UnknownConfig,),
     Api.AUTHENTICATE: (e.InvalidRequest, e.WrongListener),
-    Api.WHO_AM_I: (),
-    Api.ALTER_USERS: (
-        e.NotController,
-        e.FeatureNotFinalised,
-        e.UnknownUser,
-        e.UserExists,
-        e.PolicyViolation,
-    ),
-    Api.DESCRIBE_USERS: (e.UnknownUser,),
-    Api.CREATE_TOKEN: (
-        e.NotController,
-        e.FeatureNotFinalised,
-        e.UnknownUser,
-        e.PolicyViolation,
-    ),
-    Api.END_TOKENS: (e.NotController, e.UnknownToken, e.PolicyViolation),
+    **USER_ERRORS,
     Api.REPLICA_FETCH: (
         *_PARTITION,
         e.OffsetOutOfRange,

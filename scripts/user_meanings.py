@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["USERS"]
+from quiverlog import errors as e
+from quiverlog.wire.messages import Api
+
+__all__ = ["USERS", "USER_ERRORS"]
 
 _VERSION: Final = "a broker that has applied it takes the new state"
 
 USERS: Final[dict[str, str]] = {
+    "AuthenticateRequest.data": "the mechanism's, see [Logging in](#logging-in)",
+    "AuthenticateRequest.mechanism": "one of those that HELLO has named; `CLUSTER-SHA-256` is the"
+    " brokers'",
+    "AuthenticateResponse.data": "the mechanism's, see [Logging in](#logging-in)",
+    "AuthenticateResponse.expires_ms": "for how long it is proved; -1: while the connection lasts",
+    "AuthenticateResponse.is_done": "the sender has proved who it is",
+    "AuthenticateResponse.principal": "who that is, `user:NAME` or `broker:ID`; empty before",
+    "HelloResponse.mechanisms": "by which clients may log in here, the best first; none: they"
+    " cannot",
+    "HelloResponse.needs_authentication": "nothing but HELLO and AUTHENTICATE is served before a"
+    " login",
     "AlterUsersRequest.change": "1 create, 2 another password, 3 another beside the present one,"
     " 4 end the older password, 5 make an administrator, 6 make none, 7 delete",
     "AlterUsersRequest.credentials": "with 1 to 3: one of each mechanism",
@@ -56,3 +70,23 @@ USERS: Final[dict[str, str]] = {
     "WhoAmIResponse.principal": "`user:NAME`, `broker:ID` or `anonymous`",
     "token_id": "names the token; not secret",
 }
+
+USER_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
+    Api.WHO_AM_I: (),
+    Api.ALTER_USERS: (
+        e.NotController,
+        e.FeatureNotFinalised,
+        e.UnknownUser,
+        e.UserExists,
+        e.PolicyViolation,
+    ),
+    Api.DESCRIBE_USERS: (e.UnknownUser,),
+    Api.CREATE_TOKEN: (
+        e.NotController,
+        e.FeatureNotFinalised,
+        e.UnknownUser,
+        e.PolicyViolation,
+    ),
+    Api.END_TOKENS: (e.NotController, e.UnknownToken, e.PolicyViolation),
+}
+"""In their answers."""

@@ -30,7 +30,7 @@ from quiverlog.storage.log.checkpoint import pack_snapshot
 from quiverlog.storage.segment.index import IndexSummary, SparseIndex
 from quiverlog.wire.messages import Part
 from quiverlog.wire.registry import APIS
-from quiverlog.wire.scram import (
+from quiverlog.wire.security.scram import (
     SCRAM_SHA_256,
     SCRAM_SHA_512,
     ScramClient,

@@ -8,13 +8,13 @@ from typing import Any
 from quiverlog.limits import SCRAM_ITERATIONS_MIN
 from quiverlog.node.runtime.config import Asked, Authentication
 from quiverlog.wire.authentication_messages import MECHANISMS, TOKEN, AuthenticateRequest
-from quiverlog.wire.scram import (
+from quiverlog.wire.security.scram import (
     SCRAM_SHA_256,
     ScramClient,
     derive_keys,
     make_credential,
 )
-from quiverlog.wire.security_messages import (
+from quiverlog.wire.security.user_messages import (
     AlterUsersRequest,
     CreateTokenRequest,
     ScramCredential,

@@ -33,6 +33,7 @@ from quiverlog.wire.placement_messages import DescribeReplicasRequest
 from quiverlog.wire.producer_messages import DescribeProducerRequest
 from quiverlog.wire.reassignment_messages import PartitionTarget, ReassignPartitionsRequest
 from quiverlog.wire.registry import APIS
+from quiverlog.wire.security import user_messages as u
 from quiverlog.wire.transaction_messages import (
     AbortTransactionRequest,
     CommitTransactionRequest,
@@ -48,6 +49,7 @@ from quiverlog.wire.transaction_messages import (
     StagedTransaction,
 )
 from scripts.protocol_model import MEANINGS, fields_of, parts_of
+from tests.support.logins import credential
 from tests.support.node import SCHEMA, NodeDriver, batch_of
 from tests.support.staged import ATTEMPT, make_staged, staged_batch, staged_row
 from tests.support.transactions import TransactionDriver
@@ -93,8 +95,14 @@ def ask(cls: type[m.Request], *fields: object) -> m.Request:
     return cls(int(cls.API), 1, 0, *fields)  # type: ignore[arg-type]
 
 
+CREDENTIAL = credential(b"pw")
 WITHOUT_TOPIC_ID = [
     (ask(AuthenticateRequest, CLUSTER_SHA_256, struct.pack("<II32x", 1, 0)), b""),
+    (ask(u.WhoAmIRequest), b""),
+    (ask(u.AlterUsersRequest, "alice", 1, [CREDENTIAL], True), b""),
+    (ask(u.DescribeUsersRequest, None, "", True), b""),
+    (ask(u.CreateTokenRequest, "alice", 1_000, CREDENTIAL), b""),
+    (ask(u.EndTokensRequest, "alice", []), b""),
     (ask(DescribeClusterRequest), b""),
     (ask(DecommissionBrokerRequest, 0, 0), b""),
     (ask(DescribeProducerRequest, 0, ["t"], ""), b""),

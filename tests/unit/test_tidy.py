@@ -31,7 +31,6 @@ SHORT_FILES: dict[str, str] = {
     "broker/quiverlog/client/base/opening.py": "asyncio only: generated clients leave it out.",
     "broker/quiverlog/client/tables/database.py": "light: every program imports it.",
     "broker/quiverlog/first_use.py": "at the lowest floor: any module may need its lock.",
-    "broker/quiverlog/node/security/logins.py": "one machine: the logins of connections.",
     "broker/quiverlog/testing.py": "programs import it.",
 }
 """Files below the bound with fewer than two importers that stay apart, each with its reason."""

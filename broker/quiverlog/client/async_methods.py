@@ -13,7 +13,7 @@ from quiverlog.limits import (
 )
 from quiverlog.types import Durability, TopicPartition
 from quiverlog.wire import messages as m
-from quiverlog.wire.security_messages import UserChange
+from quiverlog.wire.security.user_messages import UserChange
 
 from .admin import cluster as cluster_questions
 from .admin import topics as topic_questions

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Final
 from msgspec import Meta
 
 from .messages import Api, Known, Request, Response
-from .scram import HASHES
+from .security.scram import HASHES
 
 __all__ = [
     "CLUSTER_SHA_256",

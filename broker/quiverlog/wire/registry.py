@@ -27,10 +27,10 @@ from . import producer_messages as w
 from . import quorum_messages as q
 from . import reassignment_messages as n
 from . import replica_messages as r
-from . import security_messages as u
 from . import transaction_messages as t
 from . import voters_messages as v
 from .apis import Audience
+from .security import user_messages as u
 
 __all__ = ["ADMINISTRATION", "ALSO_ASK", "APIS", "SENDERS", "ApiSpec", "LateDecoder", "api_ranges"]
 

@@ -23,6 +23,15 @@ from quiverlog.wire.broker_messages import RegisteredListener
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.peer_proof import ClusterSecrets
 from quiverlog.wire.placement_messages import DescribeReplicasRequest
+from quiverlog.wire.security.user_messages import (
+    AlterUsersRequest,
+    CreateTokenRequest,
+    DescribeUsersRequest,
+    EndTokensRequest,
+    ScramCredential,
+    UserChange,
+    WhoAmIRequest,
+)
 from quiverlog.wire.transaction_messages import (
     AbortTransactionRequest,
     CommittedAttempt,
@@ -35,6 +44,7 @@ from quiverlog.wire.transaction_messages import (
     PublishRequest,
     ResolveStagedRequest,
 )
+from tests.support.logins import alter, credential
 from tests.support.node import NodeDriver, batch_of, check_codes
 from tests.support.staged import make_staged
 
@@ -63,6 +73,18 @@ TRANSACTION_POOLS: dict[str, tuple[Any, ...]] = {
     "timeout_ms": (1_000,),
     "durability": (-1, 1, 2, 9),
     "leader_epoch": (-1, -1, 0, 99),
+}
+OF_USERS = (AlterUsersRequest, DescribeUsersRequest, CreateTokenRequest, EndTokensRequest)
+USER_POOLS: dict[str, tuple[Any, ...]] = {
+    "name": ("alice", "alice", "bob", "none", "", "a b"),
+    "owner": ("alice", "alice", "none", ""),
+    "change": tuple(range(10)),
+    "credential": (credential(b"1"), credential(b"2"), ScramCredential(), None),
+    "lifetime_ms": (0, 60_000, 1, -1),
+}
+USER_LISTS: dict[str, tuple[Any, ...]] = {
+    "credentials": ([credential(b"1")], [credential(b"2")], [], [ScramCredential()]),
+    "token_ids": ([], [], ["ab"]),
 }
 SHORT_ATTEMPTS: dict[type[m.Request], Any] = {
     CommitTransactionRequest: CommittedAttempt(b"short"),
@@ -119,6 +141,8 @@ class Drawing:
         arguments = get_args(hint)
         if get_origin(hint) is UnionType and type(None) not in arguments:
             return self.of(self.rng.choice(arguments))
+        if name == "credential":
+            return self.rng.choice(self.pools[name])
         if type(None) in arguments:
             return None if self.rng.random() < 0.2 else self._value(name, arguments[0])
         if get_origin(hint) is list:
@@ -155,7 +179,10 @@ class Drawing:
         return body
 
 
-@pytest.mark.parametrize("kind", m.Request.__subclasses__(), ids=lambda k: k.API.name)
+KINDS = sorted(m.Request.__subclasses__(), key=lambda kind: kind.API)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.API.name)
 def test_codes_are_those_of_the_list(kind: type[m.Request]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         secrets = ClusterSecrets((b"s" * 32,))
@@ -174,6 +201,10 @@ def test_codes_are_those_of_the_list(kind: type[m.Request]) -> None:
             drawing.lists["attempts"] = ([], [], [SHORT_ATTEMPTS.get(kind)])
             drawing.lists["offsets"] = ([],)
             node.request(OpenTransactionRequest(transactional_id="t", instance=b"one"))
+        if kind in OF_USERS:
+            assert not alter(node, "alice", UserChange.CREATE, b"pw").error_code
+            drawing.pools.update(USER_POOLS)
+            drawing.lists.update(USER_LISTS)
         answered = set()
         for _ in range(REQUESTS_PER_KIND):
             request = drawing.of(kind)
@@ -200,6 +231,7 @@ def test_codes_are_those_of_the_list(kind: type[m.Request]) -> None:
         DescribeClusterRequest,
         DescribeReplicasRequest,
         DescribeTransactionsRequest,
+        WhoAmIRequest,
         ResolveStagedRequest,
     )
     assert len(answered) > 1 or kind in never, "nothing was refused"

@@ -78,7 +78,6 @@ def test_the_json_equals_the_classes() -> None:
     assert "INVALID_REQUEST" not in closing
     names = {part["name"] for part in (*document["parts"], *document["unions"])}
     assert {a["name"] for a in document["apis"] if a["between_brokers"]} == {
-        "AUTHENTICATE",
         "QUORUM",
         "REGISTER_BROKER",
         "BROKER_HEARTBEAT",

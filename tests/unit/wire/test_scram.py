@@ -13,7 +13,7 @@ import pytest
 
 from quiverlog.limits import SCRAM_ITERATIONS_MAX, SCRAM_ITERATIONS_MIN
 from quiverlog.wire.peer_proof import ProofRefused
-from quiverlog.wire.scram import (
+from quiverlog.wire.security.scram import (
     HASHES,
     SCRAM_SHA_256,
     SCRAM_SHA_512,
@@ -221,7 +221,7 @@ def test_an_unknown_user_costs_the_same_hmacs(monkeypatch: pytest.MonkeyPatch) -
     proof = client().final(broker(credential()).first(client().first))
     salts = []
     known = (credential(), credential(password=b"old"))
-    monkeypatch.setattr("quiverlog.wire.scram.hmac.digest", counted)
+    monkeypatch.setattr("quiverlog.wire.security.scram.hmac.digest", counted)
     for found in (known[:1], known, ()):
         counts.append(0)
         other = broker(*found)

@@ -50,6 +50,7 @@ def create(
     """Make a token. It is shown once."""
     from quiverlog.local.secret_file import write_secret_file
 
+    # Before a token is made that nothing would keep.
     if file is not None and file.exists():
         raise CommandFailed(f"{file} is there already.")
     with open_client(bootstrap, timeout_s=timeout_s) as client:

@@ -1,16 +1,73 @@
-"""`quiverlog user ...` and `quiverlog whoami`: who may log in, and who has."""
+"""`quiverlog user ...` and `quiverlog whoami`: users, and the one of a connection.
+
+There is no option that has a password as its value: every user of a machine sees the words of a
+command.
+"""
 
 from __future__ import annotations
 
+import os
+import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import click
 
+from quiverlog.cli.console.failures import CommandFailed
 from quiverlog.cli.console.options import bootstrap_option, debug_option, format_option, open_client
 from quiverlog.cli.console.output import print_fields, print_json, print_table
-from quiverlog.cli.security.passwords import password_options, read_password
+from quiverlog.errors import InvalidSecurity
 
 __all__ = ["user", "whoami"]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_RANDOM_BYTES: Final = 24
+
+
+def password_options(command: _Command) -> _Command:
+    command = click.option(
+        "--generate",
+        is_flag=True,
+        help="Make a random password, and print it.",
+    )(command)
+    command = click.option(
+        "--password-env",
+        metavar="NAME",
+        help="The environment variable that has the password.",
+    )(command)
+    return click.option(
+        "--password-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="A file whose only line is the password. Without any of these it is typed.",
+    )(command)
+
+
+def read_password(
+    password_file: Path | None, password_env: str | None, *, generate: bool = False
+) -> tuple[str, bool]:
+    """Return the password, and whether it was made here."""
+    from quiverlog.client.base.login import line_of
+
+    given = [one for one in (password_file, password_env, generate) if one]
+    if len(given) > 1:
+        raise click.UsageError("Give one of --password-file, --password-env and --generate.")
+    if generate:
+        return secrets.token_urlsafe(_RANDOM_BYTES), True
+    if password_file is not None:
+        try:
+            return line_of(str(password_file), str(password_file)), False
+        except InvalidSecurity as error:
+            raise CommandFailed(error.message) from None
+    if password_env is not None:
+        found = os.environ.get(password_env)
+        if found is None:
+            raise CommandFailed(f"{password_env}: the environment has no such variable.")
+        return found, False
+    # To standard error, so that a script can read what a command prints.
+    typed = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    return str(typed), False
 
 
 @click.group()
@@ -149,7 +206,7 @@ def hash_(name: str, password_file: Path | None, password_env: str | None, gener
     """Print the lines for `admin.credential.file`, with which a cluster gets its first user."""
     from quiverlog.client.admin.users import make_credentials
     from quiverlog.types import USER_NAME
-    from quiverlog.wire.scram import Credential, credential_line
+    from quiverlog.wire.security.scram import Credential, credential_line
 
     if not USER_NAME.fullmatch(name):
         raise click.BadParameter("a user has 1 to 128 letters, digits and `._@-`.")

@@ -30,7 +30,7 @@ from quiverlog.limits import SCRAM_ITERATIONS_DEFAULT, SCRAM_ITERATIONS_MIN
 from quiverlog.types import USER_NAME
 from quiverlog.wire.authentication_messages import TOKEN_KEY_BYTES, parse_token, token_text
 from quiverlog.wire.messages import MetadataRequest, MetadataResponse
-from quiverlog.wire.scram import (
+from quiverlog.wire.security.scram import (
     HASHES,
     SCRAM_SALT_BYTES,
     SCRAM_SHA_256,
@@ -38,7 +38,7 @@ from quiverlog.wire.scram import (
     make_credential,
     prepare_password,
 )
-from quiverlog.wire.security_messages import (
+from quiverlog.wire.security.user_messages import (
     AlterUsersRequest,
     AlterUsersResponse,
     CreateTokenRequest,

@@ -32,7 +32,7 @@ from quiverlog.wire.authentication_messages import (
 )
 from quiverlog.wire.messages import HelloResponse
 from quiverlog.wire.peer_proof import ProofRefused
-from quiverlog.wire.scram import (
+from quiverlog.wire.security.scram import (
     HASHES,
     SCRAM_SHA_256,
     ClientKeys,

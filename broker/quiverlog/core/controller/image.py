@@ -199,10 +199,7 @@ class Image:
             case ConfigRecord():
                 self._replay_config(record)
             case SchemaRecord():
-                topic = self.topics_by_id[record.topic_id]
-                assert record.schema_id == len(topic.schema_records) + 1
-                topic.schema_records.append(record)
-                topic.schemas[record.schema_id] = _arrow_schema(record.schema)
+                self._replay_schema(record)
             case RemoveTopicRecord():
                 topic = self.topics_by_id.pop(record.topic_id)
                 assert self.topics[topic.name] is topic, "both tables hold the same topics"
@@ -235,17 +232,8 @@ class Image:
             case ClusterNumberRecord():
                 assert self.cluster_number in (0, record.number), "a number stays"
                 self.cluster_number = record.number
-            case SecurityKeyRecord():
-                assert self.security_key in (b"", record.key), "a key stays"
-                self.security_key = record.key
-            case UserRecord():
-                self.users = {**self.users, record.name: record}
-            case RemoveUserRecord():
-                self._remove_user(record.name)
-            case TokenRecord():
-                others = {i: one for i, one in self.tokens.items() if i != record.token_id}
-                is_ended = not record.expires_us
-                self.tokens = others if is_ended else {**others, record.token_id: record}
+            case SecurityKeyRecord() | UserRecord() | RemoveUserRecord() | TokenRecord():
+                self._replay_user(record)
             case UnregisterBrokerRecord():
                 self._remove_broker(record)
             case SnapshotRecord():
@@ -254,10 +242,30 @@ class Image:
                 self.version = record.version
                 self.removed_topic_ids.update(dict.fromkeys(record.removed_topic_ids))
 
-    def _remove_user(self, name: str) -> None:
-        self.users = {n: one for n, one in self.users.items() if n != name}
-        if any(one.owner == name for one in self.tokens.values()):
-            self.tokens = {i: one for i, one in self.tokens.items() if one.owner != name}
+    def _replay_schema(self, record: SchemaRecord) -> None:
+        topic = self.topics_by_id[record.topic_id]
+        assert record.schema_id == len(topic.schema_records) + 1
+        topic.schema_records.append(record)
+        topic.schemas[record.schema_id] = _arrow_schema(record.schema)
+
+    def _replay_user(
+        self, record: SecurityKeyRecord | UserRecord | RemoveUserRecord | TokenRecord
+    ) -> None:
+        match record:
+            case SecurityKeyRecord():
+                assert self.security_key in (b"", record.key), "a key stays"
+                self.security_key = record.key
+            case UserRecord():
+                assert record.name, "a user has a name"
+                self.users = {**self.users, record.name: record}
+            case RemoveUserRecord(name):
+                self.users = {n: one for n, one in self.users.items() if n != name}
+                if any(one.owner == name for one in self.tokens.values()):
+                    self.tokens = {i: one for i, one in self.tokens.items() if one.owner != name}
+            case TokenRecord():
+                others = {i: one for i, one in self.tokens.items() if i != record.token_id}
+                is_ended = not record.expires_us
+                self.tokens = others if is_ended else {**others, record.token_id: record}
 
     def _remove_broker(self, record: UnregisterBrokerRecord) -> None:
         gone = self.brokers.pop(record.node_id)

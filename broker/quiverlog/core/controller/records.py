@@ -247,7 +247,7 @@ class SecurityKeyRecord(msgspec.Struct, frozen=True, array_like=True, tag=17):
 
 
 class UserRecord(msgspec.Struct, frozen=True, array_like=True, tag=18):
-    """A user, who replaces an earlier one of the name.
+    """A user, in place of an earlier one of the name.
 
     `credentials`: of a mechanism up to two, the newest first, with one salt. `is_admin`: may do
     everything, whatever the rules are.

@@ -37,7 +37,7 @@ from quiverlog.limits import (
     USER_NAME_CHARS_MAX,
     USERS_MAX,
 )
-from quiverlog.wire import scram
+from quiverlog.wire.security import scram
 
 __all__ = [
     "SECURITY_KEY_BYTES",
@@ -88,7 +88,7 @@ def create_user(
 
 
 def first_user(image: Image, user: UserRecord, key: bytes, now_us: int) -> list[Record]:
-    """Return the records of the user with whom a cluster without users begins."""
+    """Return the records of the first user of a cluster that has none."""
     assert not image.users
     own = UserRecord(user.name, now_us, user.credentials, user.is_admin)
     return [own] if image.security_key else [SecurityKeyRecord(key), own]

@@ -59,7 +59,7 @@ from quiverlog.wire.replica_messages import (
     ReplicaFetchRequest,
     ReportLogEndsRequest,
 )
-from quiverlog.wire.security_messages import (
+from quiverlog.wire.security.user_messages import (
     AlterUsersRequest,
     CreateTokenRequest,
     DescribeUsersRequest,

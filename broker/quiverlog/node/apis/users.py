@@ -1,7 +1,7 @@
 """Users and tokens: WHO_AM_I, ALTER_USERS, DESCRIBE_USERS, CREATE_TOKEN, END_TOKENS.
 
 A user may change its own password, and make and end its own tokens, without a right, but not by a
-token: whoever took that would have it for ever.
+token: a stolen one would never end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quiverlog.limits import (
 from quiverlog.node.broker import Broker
 from quiverlog.node.controller.not_controller import decided
 from quiverlog.node.runtime.tasks import Call, Steps
-from quiverlog.wire.security_messages import (
+from quiverlog.wire.security.user_messages import (
     AlterUsersRequest,
     AlterUsersResponse,
     CreateTokenRequest,
@@ -102,6 +102,7 @@ def handle_alter_users(broker: Broker, call: Call) -> Steps:
     records = yield from decided(
         broker, call, partial(_alter_decide, broker, call, request, change, key)
     )
+    assert len(records) <= 2, "the user, and the key with the first one"
     if records:
         yield broker.metadata.proposal(records, call.now)
         broker.outbox.log("info", _EVENTS[change], user=request.name)
@@ -168,6 +169,7 @@ def handle_describe_users(broker: Broker, call: Call) -> Steps:
             found.append(_described(image, user, with_tokens=request.with_tokens))
             token_count += len(found[-1].tokens)
         yield None
+    assert next_name is None or found, "a page has a user"
     return DescribeUsersResponse(
         users=found, next_name=next_name, metadata_version=broker.metadata.image.version
     )
@@ -178,6 +180,7 @@ def _described(image: Image, user: UserRecord, *, with_tokens: bool) -> Describe
     for mechanism, salt, iterations, *_ in user.credentials:
         kind = kinds.setdefault(mechanism, PasswordKind(mechanism, salt, iterations))
         kind.count += 1
+    assert kinds, "a user has a password"
     tokens = [one for one in image.tokens.values() if one.owner == user.name]
     shown = [DescribedToken(t.token_id, t.created_us, t.expires_us) for t in tokens]
     return DescribedUser(
@@ -215,6 +218,7 @@ def handle_create_token(broker: Broker, call: Call) -> Steps:
     yield broker.metadata.proposal(records, call.now)
     broker.outbox.log("info", "token created", user=owner, token=f"{token_id[:4]}...")
     token = broker.metadata.image.tokens.get(token_id)
+    assert token is None or token.owner == owner
     return CreateTokenResponse(
         token_id=token_id,
         owner=owner,
@@ -245,6 +249,7 @@ def handle_end_tokens(broker: Broker, call: Call) -> Steps:
         return users.end_tokens(broker.metadata.pending, owner, request.token_ids)
 
     records = yield from decided(broker, call, decide)
+    assert not request.token_ids or len(records) == len(set(request.token_ids))
     if records:
         yield broker.metadata.proposal(records, call.now)
         broker.outbox.log("info", "tokens ended", user=owner, count=len(records))

@@ -40,13 +40,13 @@ from quiverlog.wire.authentication_messages import (
     AuthenticateResponse,
 )
 from quiverlog.wire.peer_proof import ProofRefused
-from quiverlog.wire.scram import SCRAM_SHA_256, Credential, ScramServer, nonce_of
+from quiverlog.wire.security.scram import HASHES, SCRAM_SHA_256, Credential, ScramServer, nonce_of
 
 __all__ = ["Logins"]
 
 _REFUSED: Final = "a login was refused"
 _REFUSED_US: Final = 1_000_000
-"""A refusal's answer waits so long, a quarter more or less."""
+"""Until the answer of a refusal, a quarter more or less."""
 _REFUSED_MAX: Final = 1_024
 """Refusals that wait; beyond, the oldest is answered at once."""
 _QUIET_US: Final = 60_000_000
@@ -116,6 +116,7 @@ class Logins:
 
     # --- connections ---------------------------------------------------------------------------
     def opened(self, connection_id: int, listener: str) -> None:
+        assert connection_id not in self._logged_in, "ids are never used twice"
         at = self._authentication.get(listener)
         if at is not None:
             self.open[connection_id] = at.asked
@@ -128,6 +129,7 @@ class Logins:
 
     def proved(self, connection_id: int) -> None:
         """Another broker has proved, by other means, that it is one."""
+        assert connection_id not in self._logged_in, "a user is no broker"
         self.open.pop(connection_id, None)
 
     def admits(self, connection_id: int) -> bool:
@@ -137,7 +139,8 @@ class Logins:
         Raises:
             NotAuthenticated: it has to log in first, or a login is under way.
         """
-        # Answers would tell at once that the login was refused.
+        assert connection_id in self.open
+        # Answers would show at once that the login was refused.
         if connection_id in self._ending:
             return False
         # Half a login is none, and its answer decides what it may ask for.
@@ -172,6 +175,7 @@ class Logins:
         login = self._logged_in.get(connection_id)
         if login is None:
             return "", "", 0
+        assert not login.token_id or login.expires_us, "a token ends"
         return login.mechanism, login.token_id, login.expires_us
 
     # --- a login -------------------------------------------------------------------------------
@@ -227,6 +231,7 @@ class Logins:
         if not self._fake_key:
             self._fake_key = self._entropy(32)  # Until there is a first user.
         is_token = mechanism == TOKEN
+        assert is_token or mechanism in HASHES, mechanism
         return ScramServer(
             SCRAM_SHA_256 if is_token else mechanism,
             self._of_token if is_token else partial(self._of_user, mechanism),
@@ -248,6 +253,7 @@ class Logins:
     def _login(self, under_way: _UnderWay, credential: Credential) -> _Login:
         """Raises ProofRefused: the token was ended a moment ago."""
         name, mechanism = under_way.server.name, under_way.mechanism
+        assert name, "it was proved"
         if mechanism != TOKEN:
             return _Login(name, mechanism, credential.stored_key)
         token = self._view.image.tokens.get(name)
@@ -256,13 +262,14 @@ class Logins:
         return _Login(token.owner, mechanism, credential.stored_key, name, token.expires_us)
 
     def _done(self, connection_id: int, login: _Login, now: Now) -> None:
-        # Said to one that has the token's key alone.
+        # An answer for a client that has the token's key.
         if login.expires_us and login.expires_us <= now.wall_us:
             raise CredentialsExpired(
                 f"the token {login.token_id[:4]}... of user {login.user!r} has expired"
                 f" {(now.wall_us - login.expires_us) // 1_000_000} s ago."
             )
         principal = of_user(login.user)
+        assert connection_id not in self._ending, "its requests get no answer"
         known = self._clients.principal_of(connection_id)
         if known not in (ANONYMOUS, principal):
             raise InvalidRequest(
@@ -284,6 +291,7 @@ class Logins:
         self, connection_id: int, address: str, request: AuthenticateRequest, why: str, now: Now
     ) -> None:
         # Also where a login is only wanted: what comes behind is not an anonymous client's.
+        assert connection_id not in self._ending, "it is refused once"
         self.open[connection_id] = Asked.REQUIRED
         self._ending.add(connection_id)
         self._metrics.logins_refused += 1
@@ -305,6 +313,7 @@ class Logins:
             self._outbox.log("warning", _REFUSED, address=address, why=why)
 
     def _answer(self, refused: _Refused) -> None:
+        assert refused.connection_id not in self._logged_in
         error = AuthenticationFailed(f"broker {self._node_id} refuses the login.")
         response = AuthenticateResponse(error_code=error.code, error_message=error.message)
         self._outbox.respond(refused.connection_id, refused.correlation_id, response)
@@ -342,6 +351,7 @@ class Logins:
 
     def _counts(self, login: _Login) -> bool:
         image = self._view.image
+        assert login.stored_key, "it was proved"
         user = image.users.get(login.user)
         if user is None:
             return False

@@ -93,9 +93,9 @@ LISTENER_KEYS: Final = SettingsTable(
             "allow.plaintext",
             Kind.CHOICE,
             "false",
-            "`true`: takes logins without TLS. No password is sent, but whoever hears a login can"
-            " try passwords against it, and rewrite what follows: for one machine, or a network of"
-            " its own.",
+            "`true`: takes logins without TLS. No password is sent, but a program that records a"
+            " login can try passwords against it, and one that rewrites packets can send requests"
+            " as the user: for one machine, or a network of its own.",
             choices=("true", "false"),
         ),
     )
@@ -189,8 +189,8 @@ def _authentication(
         if values.get("allow.plaintext") != "true":
             raise InvalidConfig(
                 f"{sources[name]}: the listener {name!r} asks for logins without TLS: set"
-                f" `{LISTENERS_PREFIX}{name}.allow.plaintext` = true where nobody else can hear"
-                " them."
+                f" `{LISTENERS_PREFIX}{name}.allow.plaintext` = true on a network of the brokers"
+                " and their clients alone."
             )
         mechanisms = values.get("mechanisms", MECHANISMS)
         asking[name] = Authentication(asked, mechanisms)

@@ -23,7 +23,7 @@ from quiverlog.wire.peer_proof import (
     ClusterSecrets,
     parse_secrets,
 )
-from quiverlog.wire.scram import parse_credential_line
+from quiverlog.wire.security.scram import parse_credential_line
 
 __all__ = ["LOOK_S", "SecretWatch", "read_admin_file", "read_secret_file"]
 

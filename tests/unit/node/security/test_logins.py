@@ -23,8 +23,8 @@ from quiverlog.node.runtime.events import ConnectionOpened, Shutdown
 from quiverlog.wire import messages as m
 from quiverlog.wire.authentication_messages import MECHANISMS, TOKEN, AuthenticateRequest
 from quiverlog.wire.registry import APIS
-from quiverlog.wire.scram import SCRAM_SHA_256, SCRAM_SHA_512, make_credential
-from quiverlog.wire.security_messages import (
+from quiverlog.wire.security.scram import SCRAM_SHA_256, SCRAM_SHA_512, make_credential
+from quiverlog.wire.security.user_messages import (
     EndTokensRequest,
     UserChange,
     WhoAmIRequest,
@@ -199,7 +199,7 @@ def test_all_refusals_look_alike_and_come_late(node: NodeDriver, name: str) -> N
 
 
 def test_a_refused_connection_gets_no_other_answer(tmp_path: Path) -> None:
-    """It would tell at once whether the login had counted."""
+    """An answer would show at once that the login had not counted."""
     node = world(tmp_path, authentication=WANTED)
     connect(node, OTHER)
     log_in(node, "alice", b"wrong", OTHER)

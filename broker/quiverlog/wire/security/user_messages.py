@@ -11,9 +11,8 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from quiverlog.limits import TOKENS_PER_USER_MAX, USERS_PER_PAGE_MAX
-
-from .authentication_messages import Mechanism
-from .messages import (
+from quiverlog.wire.authentication_messages import Mechanism
+from quiverlog.wire.messages import (
     Api,
     BrokerEndpoint,
     Few,

@@ -32,8 +32,7 @@ from quiverlog.limits import (
     SCRAM_ITERATIONS_MIN,
     USER_NAME_CHARS_MAX,
 )
-
-from .peer_proof import ProofRefused
+from quiverlog.wire.peer_proof import ProofRefused
 
 __all__ = [
     "HASHES",
