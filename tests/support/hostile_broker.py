@@ -154,6 +154,23 @@ def _create_and_delete(client: Any) -> None:
     client.delete_topic("new", if_exists=True)
 
 
+def _replace_password(client: Any) -> None:
+    client.change_password("alice", "newer", keep_old=True)
+    client.drop_old_password("alice")
+
+
+def _with_user(act: Callable[[Any], object]) -> Callable[[Any], None]:
+    """Do something about a user; what an earlier, half answered action has left is no failure."""
+
+    def run(client: Any) -> None:
+        with contextlib.suppress(quiverlog.UserExists):
+            client.create_user("alice", "secret")
+        with contextlib.suppress(quiverlog.UnknownUser, quiverlog.UnknownToken):
+            act(client)
+
+    return run
+
+
 @dataclass(frozen=True)
 class Action:
     """One thing that a program does, the topic and the partition that it is about."""
@@ -194,6 +211,16 @@ ACTIONS: tuple[Action, ...] = (
     Action("forget_transaction", lambda c: _of_known(c.forget_transaction)),
     Action("run", lambda c: c.run(change_voters(c.cluster, ChangeVotersRequest()))),
     Action("run", lambda c: c.run(decommission_broker(c.cluster, 0, DecommissionStep.NOTHING))),
+    Action("who_am_i", lambda c: c.who_am_i()),
+    Action("list_users", lambda c: c.list_users()),
+    Action("create_user", _with_user(lambda c: c.list_users("alice", with_tokens=True))),
+    Action("change_password", _with_user(lambda c: c.change_password("alice", "new"))),
+    Action("change_password", _with_user(_replace_password)),
+    Action("drop_old_password", _with_user(lambda c: c.drop_old_password("alice"))),
+    Action("set_admin", _with_user(lambda c: c.set_admin("alice", True))),
+    Action("delete_user", _with_user(lambda c: c.delete_user("alice"))),
+    Action("create_token", _with_user(lambda c: c.create_token(60.0, owner="alice"))),
+    Action("end_tokens", _with_user(lambda c: c.end_tokens(owner="alice"))),
     Action("create_topic", _create_and_delete, "new"),
     Action("delete_topic", lambda c: c.delete_topic("nope", if_exists=True), "nope"),
     _of_topic("create_topic", lambda c: c.create_topic(TOPIC, SCHEMA, if_not_exists=True)),

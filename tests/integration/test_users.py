@@ -1,0 +1,314 @@
+"""Real brokers whose listeners ask for logins: users, tokens, the command line, a lock-out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import quiverlog
+from quiverlog import Security
+from quiverlog.errors import (
+    AuthenticationFailed,
+    CredentialsExpired,
+    FrameTooLarge,
+    InvalidRequest,
+    LoginMissing,
+    NotAuthenticated,
+    QuiverlogError,
+)
+from quiverlog.limits import UNPROVED_FRAME_BYTES_MAX
+from quiverlog.local.secret_file import write_secret_file
+from quiverlog.wire import messages as m
+from quiverlog.wire.security.scram import SCRAM_SHA_256
+from tests.support.broker import BrokerProcess, ordinary_environment
+from tests.support.rawclient import RawClient
+from tests.support.until import until
+
+pytestmark = pytest.mark.process
+
+SCHEMA = pa.schema([("id", pa.int64())])
+ROOT_PASSWORD = "correct horse battery"
+SECURED = {
+    "listeners.default.authentication": "required",
+    "listeners.default.allow.plaintext": True,
+}
+
+
+def run(*words: str, env: dict[str, str] | None = None, stdin: str = "") -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "quiverlog", *words],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**ordinary_environment(), **(env or {})},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def as_(user: str, password: str, **more: str) -> Security:
+    return Security(tls=False, user=user, password=password, **more)  # type: ignore[arg-type]
+
+
+ROOT = as_("root", ROOT_PASSWORD)
+
+
+@dataclass(frozen=True)
+class World:
+    broker: BrokerProcess
+    folder: Path
+
+    def connect(self, security: Security | None = ROOT) -> quiverlog.Client:
+        return quiverlog.connect(self.broker.bootstrap, security=security)
+
+    def cli(self, *words: str, security: Path) -> tuple[int, str, str]:
+        return run(*words, "-b", self.broker.bootstrap, "--security-file", str(security))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("users")
+    code, lines, _ = run(
+        *("user", "hash", "root", "--password-env", "QUIVERLOG_TEST_ROOT"),
+        env={"QUIVERLOG_TEST_ROOT": ROOT_PASSWORD},
+    )
+    assert code == 0
+    assert ROOT_PASSWORD not in lines
+    admin = folder / "admin.credential"
+    write_secret_file(admin, lines.splitlines())
+    with BrokerProcess(config={**SECURED, "admin.credential.file": str(admin)}) as broker:
+        yield World(broker, folder)
+        assert ROOT_PASSWORD not in broker.log_text
+
+
+def test_the_first_user_logs_in_and_everybody_else_is_refused(world: World) -> None:
+    with world.connect() as client:
+        me = client.who_am_i()
+    assert (me.principal, me.mechanism, me.is_super) == ("user:root", "SCRAM-SHA-512", True)
+    with pytest.raises(LoginMissing):
+        world.connect(None)
+    for wrong in (as_("root", "wrong"), as_("nobody", ROOT_PASSWORD)):
+        began_s = time.monotonic()
+        with pytest.raises(AuthenticationFailed, match="refuses the login"):
+            world.connect(wrong)
+        assert time.monotonic() - began_s > 0.7
+
+
+def test_rows_go_through_logged_in_connections(world: World) -> None:
+    with world.connect() as client:
+        client.create_topic("rows", SCHEMA)
+        with client.producer("rows") as producer:
+            for number in range(10):
+                producer.send({"id": number})
+        assert client.read("rows").to_arrow().column("id").to_pylist() == list(range(10))
+
+    async def count() -> int:
+        async with quiverlog.aio.connect(world.broker.bootstrap, security=ROOT) as client:
+            assert (await client.who_am_i()).principal == "user:root"
+            return (await (await client.read("rows")).to_arrow()).num_rows
+
+    assert asyncio.run(count()) == 10
+
+
+def test_asyncio_clients_name_a_refusal(world: World) -> None:
+    async def connect(security: Security | None) -> None:
+        async with quiverlog.aio.connect(world.broker.bootstrap, security=security):
+            pass
+
+    with pytest.raises(AuthenticationFailed):
+        asyncio.run(connect(as_("root", "wrong")))
+    with pytest.raises(LoginMissing):
+        asyncio.run(connect(None))
+
+
+def test_before_a_login_nothing_large_is_taken(world: World) -> None:
+    with RawClient(world.broker.address, hello=False) as raw:
+        assert raw.ask(m.HelloRequest()).needs_authentication
+        raw.send(m.MetadataRequest())
+        assert raw.receive()[1].error_code == NotAuthenticated.code
+        assert raw.next_frame() is None, "closed"
+    with RawClient(world.broker.address, hello=False) as raw:
+        size = UNPROVED_FRAME_BYTES_MAX + 1
+        raw.send_bytes(size.to_bytes(4, "little") + (16).to_bytes(4, "little"))
+        assert raw.expect_refusal().error_code == FrameTooLarge.code
+        assert raw.next_frame() is None, "closed"
+
+
+def test_users_by_the_command_line(world: World) -> None:
+    root = world.folder / "root.toml"
+    (world.folder / "root.password").write_text(f"{ROOT_PASSWORD}\n")
+    root.write_text('tls = false\nuser = "root"\npassword_file = "root.password"\n')
+    code, password, _ = world.cli("user", "create", "carol", "--generate", security=root)
+    assert code == 0
+    (world.folder / "carol.password").write_text(password)
+    carol = world.folder / "carol.toml"
+    carol.write_text('tls = false\nuser = "carol"\npassword_file = "carol.password"\n')
+    code, shown, _ = world.cli("whoami", "--format", "json", security=carol)
+    assert code == 0
+    assert json.loads(shown)["principal"] == "user:carol"
+
+    code, _, _ = world.cli(
+        *("token", "create", "--file", str(world.folder / "carol.token")), security=carol
+    )
+    assert code == 0
+    assert (world.folder / "carol.token").stat().st_mode & 0o777 == 0o600
+    token = world.folder / "token.toml"
+    token.write_text('tls = false\ntoken_file = "carol.token"\n')
+    code, shown, _ = world.cli("whoami", security=token)
+    assert code == 0
+    assert "TOKEN" in shown
+    code, _, why = world.cli("token", "create", security=token)
+    assert (code, "needs a login by password" in why) == (1, True)
+    code, shown, _ = world.cli("token", "list", "--format", "json", security=root)
+    assert [one["user"] for one in json.loads(shown)] == ["carol"]
+    code, _, said = world.cli("token", "end", "--all", security=carol)
+    assert (code, said.strip()) == (0, "1 ended")
+    code, _, why = world.cli("whoami", security=token)
+    assert (code, "AUTHENTICATION_FAILED" in why) == (1, True)
+
+    code, _, _ = world.cli("user", "delete", "carol", security=root)
+    assert code == 0
+    code, shown, _ = world.cli("user", "list", "--format", "json", security=root)
+    assert "carol" not in {one["name"] for one in json.loads(shown)}
+    assert password.strip() not in world.broker.log_text
+
+
+def test_a_password_is_replaced_under_load_without_an_error(world: World) -> None:
+    """Both count until the old one is dropped: no request fails, and no row is lost or doubled."""
+    file = world.folder / "dave.password"
+    file.write_text("old password\n")
+    with world.connect() as admin:
+        admin.create_user("dave", "old password", is_admin=True)
+        admin.create_topic("replaced", SCHEMA)
+        dave = Security(tls=False, user="dave", password_file=str(file))
+        stop, failures, sent = threading.Event(), [], []
+
+        def load() -> None:
+            try:
+                with world.connect(dave) as client, client.producer("replaced") as producer:
+                    while not stop.is_set():
+                        producer.send({"id": len(sent)}).result(30)
+                        sent.append(len(sent))
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        try:
+            until(lambda: len(sent) > 5, "the load has begun")
+            admin.change_password("dave", "new password", keep_old=True)
+            with world.connect(as_("dave", "new password")) as client:
+                assert client.who_am_i().principal == "user:dave"
+            before = len(sent)
+            until(lambda: len(sent) > before + 5, "rows go on")
+            file.write_text("new password\n")  # As a deployment does.
+            admin.drop_old_password("dave")
+            before = len(sent)
+            until(lambda: len(sent) > before + 5, "the client logs in again")
+        finally:
+            stop.set()
+            thread.join(30)
+        assert not failures
+        stored = admin.read("replaced").to_arrow().column("id").to_pylist()
+        assert stored == sent
+        with pytest.raises(AuthenticationFailed):
+            world.connect(as_("dave", "old password"))
+        admin.delete_user("dave")
+
+
+def test_a_client_renews_its_token_before_it_ends(world: World) -> None:
+    file = world.folder / "renewed.token"
+    with world.connect() as owner:
+        file.write_text(owner.create_token(3.0).text)
+        token = Security(tls=False, token_file=str(file))
+        with world.connect(token) as client:
+            first = client.who_am_i()
+            assert first.mechanism == "TOKEN"
+            assert first.expires_s is not None
+            assert first.expires_s <= 3
+            file.write_text(owner.create_token(60.0).text)
+            until(lambda: (client.who_am_i().expires_s or 0) > 10, "it has the newer one")
+
+        async def renewed() -> None:
+            file.write_text(owner.create_token(3.0).text)
+            async with quiverlog.aio.connect(world.broker.bootstrap, security=token) as aclient:
+                assert ((await aclient.who_am_i()).expires_s or 9) <= 3
+                file.write_text(owner.create_token(60.0).text)
+                connections = set(aclient.driver._connections.values())
+                end_s = time.monotonic() + 10
+                while ((await aclient.who_am_i()).expires_s or 0) < 10:
+                    assert time.monotonic() < end_s, "it was not renewed"
+                    await asyncio.sleep(0.05)
+                assert set(aclient.driver._connections.values()) == connections, "on the same one"
+
+        asyncio.run(renewed())
+
+
+def test_a_token_that_has_ended_is_named_as_such(world: World) -> None:
+    with world.connect() as owner:
+        made = owner.create_token(1.0)
+        with quiverlog.connect(
+            world.broker.bootstrap, security=Security(tls=False, token=made.text),
+            request_timeout=2.0,
+        ) as client:  # fmt: skip
+            assert client.who_am_i().principal == "user:root"
+            until(lambda: _fails(client) is CredentialsExpired, "the token has ended")
+
+
+def _fails(client: quiverlog.Client) -> type[QuiverlogError] | None:
+    try:
+        client.who_am_i()
+    except QuiverlogError as error:
+        return type(error)
+    return None
+
+
+def test_lives_and_mechanisms_may_be_chosen(world: World) -> None:
+    with world.connect() as owner, pytest.raises(InvalidRequest):
+        owner.create_token(100_000.0)
+    named = as_("root", ROOT_PASSWORD, mechanism=SCRAM_SHA_256)
+    with world.connect(named) as client:
+        assert client.who_am_i().mechanism == SCRAM_SHA_256
+
+
+# --- a broker of its own each ------------------------------------------------------------------
+def test_a_lock_out_is_ended_by_the_brokers_own_configuration(tmp_path: Path) -> None:
+    """Without an administrator, `super.users` and SIGHUP let one in again, without a restart."""
+    _, lines, _ = run(*("user", "hash", "root", "--password-env", "P"), env={"P": ROOT_PASSWORD})
+    admin = tmp_path / "admin"
+    write_secret_file(admin, lines.splitlines())
+    with (
+        BrokerProcess(config={**SECURED, "admin.credential.file": str(admin)}) as broker,
+        quiverlog.connect(broker.bootstrap, security=ROOT) as client,
+    ):
+        client.create_user("eve", "pw")
+        client.set_admin("root", False)
+        assert not client.who_am_i().is_super
+        broker.write_config({**broker.config, "super.users": "eve"})
+        os.kill(broker.pid, signal.SIGHUP)
+        with quiverlog.connect(broker.bootstrap, security=as_("eve", "pw")) as rescued:
+            until(lambda: rescued.who_am_i().is_super, "the file is read again")
+            rescued.set_admin("root", True)
+        assert client.who_am_i().is_super
+
+
+def test_a_listener_without_tls_asks_for_no_login_by_chance(tmp_path: Path) -> None:
+    code, _, why = run(
+        *("broker", "--data-dir", str(tmp_path / "d"), "--listen", "127.0.0.1:0"),
+        *("--http-listen", "off", "--set", "listeners.default.authentication=required"),
+    )
+    assert code == 2
+    assert "asks for logins without TLS" in why
