@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from quiverlog.errors import InvalidOption
 
+from . import pool
 from ._compat import DataSourceReader
+from .access import without_login
 from .losses import Losses
 from .options import Use, parse_read_options
 from .planning.bounds import ending, starting
@@ -34,6 +36,9 @@ class LogBatchReader(DataSourceReader):  # type: ignore[misc]
         self._options = parse_read_options(raw, Use.BATCH_READ)
         self._splits = SplitReader(self._options, schema)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_options": without_login(self._options)}
+
     @in_one_frame
     def partitions(self) -> list[Any]:
         view = open_view(self._options)
@@ -45,7 +50,8 @@ class LogBatchReader(DataSourceReader):  # type: ignore[misc]
             rows_max=self._options.max_rows_per_task,
             rows_min=self._options.min_rows_per_task,
         )
-        return [LogSplit(task) for task in tasks]
+        token = pool.task_token(self._options)
+        return [LogSplit(task, token) for task in tasks]
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         return self._splits.read(partition)

@@ -13,6 +13,7 @@ from quiverlog.limits import TRANSACTION_SEQUENCE_MAX
 from quiverlog.settings import Kind, Setting, SettingsTable, markdown_table
 from quiverlog.types import Durability
 
+from .access import parse_secret
 from .option_types import (
     parse_addresses,
     parse_assignment,
@@ -26,6 +27,7 @@ from .option_types import (
     parse_starting_offsets,
     parse_text,
     parse_timestamps,
+    parse_token_lifetime,
     parse_transaction_timeout,
 )
 
@@ -554,6 +556,69 @@ _SETTINGS: Final = (
         default_doc="the environment's QUIVERLOG_SECURITY_FILE, else none",
         where=Use.ALL,
         attribute="security_file",
+    ),
+    Setting(
+        "user",
+        Kind.OTHER,
+        None,
+        "The [user](security.md#users) with which the driver logs in, in place of what the security"
+        " file has; needs one of the next three. Tasks get a token of that user, never the"
+        " password.",
+        read=parse_text,
+        label="name",
+        where=Use.ALL,
+    ),
+    Setting(
+        "passwordFile",
+        Kind.OTHER,
+        None,
+        "A file of the driver whose only line is the password.",
+        read=parse_text,
+        label="path",
+        where=Use.ALL,
+        attribute="password_file",
+    ),
+    Setting(
+        "passwordEnv",
+        Kind.OTHER,
+        None,
+        "The environment variable of the driver that has the password.",
+        read=parse_text,
+        label="name",
+        where=Use.ALL,
+        attribute="password_env",
+    ),
+    Setting(
+        "password",
+        Kind.OTHER,
+        None,
+        "The password itself. Spark keeps options as text in several places: take one of the two"
+        " above where you can.",
+        read=parse_secret,
+        label="text",
+        where=Use.ALL,
+    ),
+    Setting(
+        "tokenFile",
+        Kind.OTHER,
+        None,
+        "A file whose only line is a [token](security.md#tokens), in place of user and password. A"
+        " path on the driver and on every executor, read at each connection.",
+        read=parse_text,
+        label="path",
+        where=Use.ALL,
+        attribute="token_file",
+    ),
+    Setting(
+        "tokenLifetime",
+        Kind.OTHER,
+        "12h",
+        "How long a token counts that the driver sends to tasks, at most 24h. It is renewed at half"
+        " of that; a task that is repeated later than that fails with CREDENTIALS_EXPIRED.",
+        read=parse_token_lifetime,
+        label="time",
+        where=Use.ALL,
+        attribute="token_lifetime",
     ),
     Setting(
         "fetchFrom",

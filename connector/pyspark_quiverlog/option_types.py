@@ -9,7 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from quiverlog.addresses import parse_address
-from quiverlog.limits import TOPIC_NAME_CHARS_MAX, TRANSACTION_TIMEOUT_MS_MAX
+from quiverlog.limits import (
+    TOKEN_LIFETIME_MS_MAX,
+    TOPIC_NAME_CHARS_MAX,
+    TRANSACTION_TIMEOUT_MS_MAX,
+)
 
 EARLIEST = -2
 LATEST = -1
@@ -87,6 +91,13 @@ def parse_duration(value: str) -> float:
     if match is None:
         raise ValueError("a time with its unit, such as 500ms, 30s or 15m")
     return float(match[1]) * _TIME_UNITS[match[2]]
+
+
+def parse_token_lifetime(value: str) -> float:
+    seconds = parse_duration(value)
+    if not 60 <= seconds <= TOKEN_LIFETIME_MS_MAX / 1000:
+        raise ValueError("a time from 1m to 24h")
+    return seconds
 
 
 def parse_transaction_timeout(value: str) -> float:

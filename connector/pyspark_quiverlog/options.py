@@ -13,6 +13,7 @@ from typing import Any, Literal
 from quiverlog.errors import InvalidOption
 from quiverlog.settings import InvalidValue, Setting
 
+from .access import Secret, warn_of_literal_password
 from .option_table import OPTIONS, Use
 from .option_types import LATEST, Positions
 
@@ -74,6 +75,13 @@ class ReadOptions:
     isolation_level: str  # of no effect
     client_id: str
     security_file: str | None
+    user: str | None
+    password: Secret | None
+    password_file: str | None
+    password_env: str | None
+    token_file: str | None
+    token_lifetime: float
+    token: Secret | None = None  # No option: what the driver sends to tasks.
     fetch_from: Literal["leader", "follower", "nearest"]
     client_rack: str | None
 
@@ -105,6 +113,13 @@ class WriteOptions:
     isolation_level: str  # of no effect
     client_id: str
     security_file: str | None
+    user: str | None
+    password: Secret | None
+    password_file: str | None
+    password_env: str | None
+    token_file: str | None
+    token_lifetime: float
+    token: Secret | None = None  # No option: what the driver sends to tasks.
 
 
 def parse_read_options(raw: Mapping[str, str], use: Use) -> ReadOptions:
@@ -115,6 +130,7 @@ def parse_read_options(raw: Mapping[str, str], use: Use) -> ReadOptions:
     """
     values = _parse(_with_path(raw, "subscribe", _SELECTORS), use)
     options = ReadOptions(**_fields(values, Use.READ))
+    _check_login(options)
     _check_read(options, use)
     return options
 
@@ -123,6 +139,7 @@ def parse_write_options(raw: Mapping[str, str], use: Use) -> WriteOptions:
     """Check a write's options; `use` is STREAM_WRITE or BATCH_WRITE. Raises InvalidOption."""
     values = _parse(_with_path(raw, "topic", ("topic",)), use)
     options = WriteOptions(**_fields(values, use))
+    _check_login(options)
     _check_transaction(options)
     for setting in OPTIONS.values():
         is_about_creation = setting.key.startswith("createTopic.")
@@ -132,6 +149,25 @@ def parse_write_options(raw: Mapping[str, str], use: Use) -> WriteOptions:
                 "well, or leave it out."
             )
     return options
+
+
+def _check_login(options: ReadOptions | WriteOptions) -> None:
+    given = {
+        "password": options.password,
+        "passwordFile": options.password_file,
+        "passwordEnv": options.password_env,
+        "tokenFile": options.token_file,
+    }
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise InvalidOption(f"options `{'` and `'.join(names)}` are given: set one of them.")
+    if options.token_file is not None and options.user is not None:
+        raise InvalidOption("option `tokenFile` has a user by itself: leave `user` out.")
+    if options.token_file is None and bool(names) is not (options.user is not None):
+        missing, there = ("user", names[0]) if names else ("passwordFile", "user")
+        raise InvalidOption(f"option `{there}` needs `{missing}` as well.")
+    if options.password is not None:
+        warn_of_literal_password()
 
 
 def _check_transaction(options: WriteOptions) -> None:

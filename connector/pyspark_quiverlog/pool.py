@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import uuid
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from .access import RENEWED_AT, Access, Secret, access_of
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
@@ -27,6 +30,7 @@ __all__ = [
     "has_producer",
     "producer",
     "stager",
+    "task_token",
 ]
 
 STAGERS_MAX: Final = 64
@@ -40,8 +44,8 @@ class Endpoint(NamedTuple):
     client_id: str
     connect_timeout: float
     request_timeout: float
-    security_file: str = ""
-    """Read by each process for itself; empty: its environment decides."""
+    access: Access = Access()
+    """Files are read by each process for itself; without any its environment decides."""
 
 
 class _Pool:
@@ -52,6 +56,8 @@ class _Pool:
         # Held while opening: two threads would open two, and leak one.
         self.lock = threading.RLock()
         self.clients: dict[Endpoint, Client] = {}
+        # Endpoint -> (a token of its login, when the next one is made).
+        self.tokens: dict[Endpoint, tuple[Secret, float]] = {}
         # Endpoint, topic and settings -> (the topic's version then, the producer).
         self.producers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         # Endpoint, transactional id, instance and settings -> (the writer that used it last, the
@@ -77,7 +83,7 @@ def endpoint(options: ReadOptions | WriteOptions) -> Endpoint:
         options.client_id,
         options.connect_timeout,
         options.request_timeout,
-        options.security_file or "",
+        access_of(options),
     )
 
 
@@ -95,8 +101,26 @@ def client(where: Endpoint) -> Client:
                 client_id=where.client_id,
                 connect_timeout=where.connect_timeout,
                 request_timeout=where.request_timeout,
-                security=where.security_file or None,
+                security=where.access.security(),
             )
+        return found
+
+
+def task_token(options: ReadOptions | WriteOptions) -> Secret | None:
+    """Return a token of the driver's login for tasks, new when half of its life is over; None:
+    tasks need none."""
+    where, lifetime_s = endpoint(options), options.token_lifetime
+    if not where.access.is_drivers:
+        return None
+    pool = _pool
+    with pool.lock:
+        found, renewed_s = pool.tokens.get(where, (None, 0.0))
+        if found is None or time.monotonic() >= renewed_s:
+            owner = client(where)
+            if not owner.who_am_i().mechanism:
+                return None
+            found = Secret(owner.create_token(lifetime_s).text)
+            pool.tokens[where] = found, time.monotonic() + lifetime_s * RENEWED_AT
         return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,6 +29,7 @@ from quiverlog.errors import (
 
 from . import pool, worker_process
 from ._compat import InputPartition, to_arrow_schema
+from .access import Secret, access_of, without_login
 from .losses import Losses
 from .options import ReadOptions
 from .planning.ranges import Range
@@ -59,10 +61,14 @@ def rack(options: ReadOptions) -> str:
 
 
 class LogSplit(InputPartition):  # type: ignore[misc]
-    """The ranges of one Spark task, in order. Pickled for every task, so small."""
+    """The ranges of one Spark task, in order. Pickled for every task, so small.
 
-    def __init__(self, ranges: list[Range]) -> None:
+    `token`: for a task's login; each micro-batch has one that counts.
+    """
+
+    def __init__(self, ranges: list[Range], token: Secret | None = None) -> None:
         self.value = [tuple(r) for r in ranges]
+        self.token = token
 
     @property
     def ranges(self) -> list[Range]:
@@ -74,11 +80,15 @@ class LogSplit(InputPartition):  # type: ignore[misc]
 
 
 class SplitReader(worker_process.SentToTasks):
-    """Reads splits under one query's options and schema. Pickled to the executors."""
+    """Reads splits under one query's options and schema. Pickled to the executors, without the
+    credentials of the driver: each split has a token."""
 
     def __init__(self, options: ReadOptions, schema: Any) -> None:
         self.options = options
         self.schema: pa.Schema = to_arrow_schema(schema)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"options": without_login(self.options)}
 
     def normalizer(self) -> Normalizer:
         return Normalizer(self.schema, metadata=self.options.include_metadata)
@@ -93,6 +103,8 @@ class SplitReader(worker_process.SentToTasks):
             IncompatibleSchema, InvalidOption: as `unreadable` and `rack`.
         """
         ranges = split.ranges if isinstance(split, LogSplit) else []  # Spark's empty plan: None
+        if ranges and split.token is not None and not access_of(self.options).is_drivers:
+            self.options = replace(self.options, token=split.token)
         yield from coalesce(batch for piece in ranges for batch in self._read_range(piece))
         worker_process.end_of_work()
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from . import pool
 from ._compat import DataSourceStreamReader, SupportsTriggerAvailableNow, hand_over, limit_class
+from .access import without_login
 from .driver_read import DriverRead
 from .options import Use, parse_read_options
 from .planning.ranges import split_ranges
@@ -33,7 +35,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def __getstate__(self) -> dict[str, Any]:
         # Executors only read: no connections, no threads.
-        return self.__dict__ | {"_planner": None, "_driver_read": None}
+        options = without_login(self._options)
+        return self.__dict__ | {"_planner": None, "_driver_read": None, "_options": options}
 
     def _plan(self) -> StreamPlanner:
         if self._planner is None:
@@ -92,7 +95,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
             rows_max=self._options.max_rows_per_task,
             rows_min=self._options.min_rows_per_task,
         )
-        return [LogSplit(task) for task in tasks]
+        token = pool.task_token(self._options)
+        return [LogSplit(task, token) for task in tasks]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: the checkpoint holds the position."""

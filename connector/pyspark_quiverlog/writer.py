@@ -27,6 +27,7 @@ from ._compat import (
     arrow_from_rows,
     to_arrow_schema,
 )
+from .access import without_login
 from .exactly_once import Staging, batch_settings, transaction_name
 from .options import Use, WriteOptions, parse_write_options
 from .refusals import in_one_frame
@@ -93,6 +94,11 @@ class _Writer(worker_process.SentToTasks):
         if self.is_exactly_once:
             exactly_once.check_cluster(options)
         self.route = check_write(options, self.schema)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Each micro-batch's writer is pickled anew, with a token that counts.
+        options = without_login(self.options, pool.task_token(self.options))
+        return super().__getstate__() | {"options": options}
 
     @property
     def is_exactly_once(self) -> bool:

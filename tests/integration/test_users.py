@@ -29,21 +29,16 @@ from quiverlog.errors import (
     QuiverlogError,
 )
 from quiverlog.limits import UNPROVED_FRAME_BYTES_MAX
-from quiverlog.local.secret_file import write_secret_file
 from quiverlog.wire import messages as m
-from quiverlog.wire.security.scram import SCRAM_SHA_256
+from quiverlog.wire.security.scram import HASHES, SCRAM_SHA_256, parse_credential_line
 from tests.support.broker import BrokerProcess, ordinary_environment
 from tests.support.rawclient import RawClient
+from tests.support.secured import ROOT, ROOT_PASSWORD, secured_broker
 from tests.support.until import until
 
 pytestmark = pytest.mark.process
 
 SCHEMA = pa.schema([("id", pa.int64())])
-ROOT_PASSWORD = "correct horse battery"
-SECURED = {
-    "listeners.default.authentication": "required",
-    "listeners.default.allow.plaintext": True,
-}
 
 
 def run(*words: str, env: dict[str, str] | None = None, stdin: str = "") -> tuple[int, str, str]:
@@ -63,9 +58,6 @@ def as_(user: str, password: str, **more: str) -> Security:
     return Security(tls=False, user=user, password=password, **more)  # type: ignore[arg-type]
 
 
-ROOT = as_("root", ROOT_PASSWORD)
-
-
 @dataclass(frozen=True)
 class World:
     broker: BrokerProcess
@@ -81,15 +73,7 @@ class World:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("users")
-    code, lines, _ = run(
-        *("user", "hash", "root", "--password-env", "QUIVERLOG_TEST_ROOT"),
-        env={"QUIVERLOG_TEST_ROOT": ROOT_PASSWORD},
-    )
-    assert code == 0
-    assert ROOT_PASSWORD not in lines
-    admin = folder / "admin.credential"
-    write_secret_file(admin, lines.splitlines())
-    with BrokerProcess(config={**SECURED, "admin.credential.file": str(admin)}) as broker:
+    with secured_broker(folder) as broker:
         yield World(broker, folder)
         assert ROOT_PASSWORD not in broker.log_text
 
@@ -145,6 +129,16 @@ def test_before_a_login_nothing_large_is_taken(world: World) -> None:
         raw.send_bytes(size.to_bytes(4, "little") + (16).to_bytes(4, "little"))
         assert raw.expect_refusal().error_code == FrameTooLarge.code
         assert raw.next_frame() is None, "closed"
+
+
+def test_the_lines_of_a_first_user_have_no_password() -> None:
+    code, lines, _ = run(*("user", "hash", "root", "--password-env", "P"), env={"P": ROOT_PASSWORD})
+    assert code == 0
+    found = [parse_credential_line(line) for line in lines.splitlines()]
+    assert [(user, mechanism) for user, mechanism, _ in found] == [
+        ("root", mechanism) for mechanism in HASHES
+    ]
+    assert ROOT_PASSWORD not in lines
 
 
 def test_users_by_the_command_line(world: World) -> None:
@@ -287,11 +281,8 @@ def test_lives_and_mechanisms_may_be_chosen(world: World) -> None:
 # --- a broker of its own each ------------------------------------------------------------------
 def test_a_lock_out_is_ended_by_the_brokers_own_configuration(tmp_path: Path) -> None:
     """Without an administrator, `super.users` and SIGHUP let one in again, without a restart."""
-    _, lines, _ = run(*("user", "hash", "root", "--password-env", "P"), env={"P": ROOT_PASSWORD})
-    admin = tmp_path / "admin"
-    write_secret_file(admin, lines.splitlines())
     with (
-        BrokerProcess(config={**SECURED, "admin.credential.file": str(admin)}) as broker,
+        secured_broker(tmp_path) as broker,
         quiverlog.connect(broker.bootstrap, security=ROOT) as client,
     ):
         client.create_user("eve", "pw")
