@@ -102,6 +102,9 @@ LIMITS: Final[dict[str, tuple[str, str]]] = {
     "FORWARD_BATCHES_MAX": ("batches in an entry of a FORWARD", "INVALID_REQUEST"),
     "FORWARD_ENTRIES_MAX": ("partitions in a FORWARD", "CORRUPT_FRAME"),
     "RESOLVE_STAGED_ENTRIES_MAX": ("transactions in a RESOLVE_STAGED", "CORRUPT_FRAME"),
+    "RULES_MAX": ("rules of a cluster", "POLICY_VIOLATION"),
+    "RULES_PER_REQUEST_MAX": ("rules in a request", "CORRUPT_FRAME or INVALID_REQUEST"),
+    "PRINCIPAL_CHARS_MAX": ("characters of a principal", "CORRUPT_FRAME or INVALID_REQUEST"),
     "ERROR_MESSAGE_CHARS_MAX": ("characters of an error's text", "it is cut"),
 }
 

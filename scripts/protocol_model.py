@@ -17,6 +17,7 @@ from quiverlog import errors as e
 from quiverlog.wire.messages import Api, Message, Part
 from quiverlog.wire.quorum_messages import QuorumMessage
 from quiverlog.wire.registry import ADMINISTRATION, APIS
+from scripts.rule_meanings import RULES
 from scripts.transaction_meanings import LEVELS, TRANSACTIONS
 from scripts.user_meanings import USER_ERRORS, USERS
 
@@ -416,6 +417,7 @@ MEANINGS: Final[dict[str, str]] = {
     "version_min": "oldest version spoken",
     **TRANSACTIONS,
     **USERS,
+    **RULES,
 }
 """By `Struct.field`, or by `field` where it means the same everywhere."""
 
@@ -632,6 +634,8 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.WrongListener,
     ),
     Api.REPORT_LOG_ENDS: (e.NotController, e.StaleBrokerEpoch, e.WrongListener),
+    Api.ALTER_ACLS: (e.NotController, e.FeatureNotFinalised, e.PolicyViolation),
+    Api.DESCRIBE_ACLS: (),
     Api.OPEN_TRANSACTION: (
         *_COORDINATOR,
         e.NotController,
@@ -686,6 +690,8 @@ for _api in (
     *(Api.REGISTER_BROKER, Api.BROKER_HEARTBEAT, Api.ALTER_PARTITION, Api.REPORT_LOG_ENDS),
 ):  # What is decided, or stored, in steps.
     ENTRY_ERRORS[_api] += (e.OutcomeUnknown,)
+for _api in {spec.api for spec in APIS.values() if not spec.between_brokers} - {Api.HELLO}:
+    ENTRY_ERRORS[_api] += (e.NotAuthorized,)
 """In an entry of the answer; for APIs whose answer has no entries, in the answer as a whole."""
 
 

@@ -176,6 +176,24 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
         "the cluster's number, in the upper bits of producer ids given out from here on",
         {"number": "1 + CRC-32C of the cluster id modulo 32,767"},
     ),
+    "RuleRecord": (
+        "a principal may, or may not, do something with a resource",
+        {
+            "rule_id": "number of the rule",
+            "principal": "principal, as in ALTER_ACLS",
+            "allows": "false: denied",
+            "operation": "operation",
+            "kind": "kind of resource",
+            "name": "name of the resource",
+            "is_prefix": "`name` is how it begins",
+            "network": "callers from there; empty: from anywhere",
+        },
+    ),
+    "RemoveRuleRecord": ("a rule is gone", {"rule_id": "number of the rule"}),
+    "RuleNumberRecord": (
+        "in a snapshot: numbers of rules below were used",
+        {"next_rule_id": "number of the next rule"},
+    ),
 }
 
 

@@ -180,6 +180,9 @@ def metadata_records() -> list[dict[str, Any]]:
         r.UserRecord("alice", CREATED_US, (CREDENTIAL,), is_admin=True),
         r.RemoveUserRecord("alice"),
         r.TokenRecord("0f1e2d3c", "alice", CREATED_US, CREATED_US + 3_600_000_000, CREDENTIAL),
+        r.RuleRecord(12, "user:alice", True, 1, 1, "orders-", True, "10.1.0.0/16"),
+        r.RemoveRuleRecord(12),
+        r.RuleNumberRecord(13),
     ]
     assert [type(one) for one in samples] == record_types(), "a vector for every record"
     return [

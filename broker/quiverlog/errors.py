@@ -68,6 +68,7 @@ __all__ = [
     "LoginMissing",
     "MechanismNotOffered",
     "NotAuthenticated",
+    "NotAuthorized",
     "NotController",
     "NotEnoughReplicas",
     "NotEnoughReplicasAfterAppend",
@@ -726,6 +727,16 @@ class UserExists(QuiverlogError):
 class UnknownToken(QuiverlogError):
     code = 133
     hint = "It may have expired: `quiverlog token list` names those that count."
+
+
+class NotAuthorized(QuiverlogError):
+    """`rule`: the number of the rule that denies; 0: none allows."""
+
+    code = 105
+    hint = (
+        "`quiverlog acl list` shows the rules, `quiverlog acl add` makes one; what no rule allows"
+        " is denied."
+    )
 
 
 class BrokerNotReached(QuiverlogError):

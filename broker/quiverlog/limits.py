@@ -247,6 +247,13 @@ DIRECTORY_ID_CHARS_MAX: Final = 64
 ENDPOINT_CHARS_MAX: Final = 512
 """A host name and a port."""
 
+RULES_MAX: Final = 10_000
+"""Of all principals together."""
+RULES_PER_REQUEST_MAX: Final = 1_000
+"""Also the most of a page."""
+PRINCIPAL_CHARS_MAX: Final = 256
+DECISIONS_CACHED_MAX: Final = 50_000
+
 FEATURE_LEVEL_MIN: Final = 1
 FEATURE_LEVEL_MAX: Final = 3
 """See core/controller/features.py."""

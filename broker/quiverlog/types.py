@@ -27,7 +27,9 @@ __all__ = [
     "Durability",
     "IsolationLevel",
     "Now",
+    "Operation",
     "PublishId",
+    "ResourceKind",
     "TopicPartition",
 ]
 
@@ -107,6 +109,38 @@ class Compression(enum.IntEnum):
     @property
     def label(self) -> str:
         return self.name.lower()
+
+
+class Operation(enum.IntEnum):
+    """What a rule allows or denies. Numbers are stored and sent: new ones are appended."""
+
+    ALL = 0
+    READ = 1
+    WRITE = 2
+    CREATE = 3
+    DELETE = 4
+    ALTER = 5
+    DESCRIBE = 6
+    ALTER_CONFIGS = 7
+
+    @property
+    def label(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+
+class ResourceKind(enum.IntEnum):
+    """What a rule is about. Numbers are stored and sent: new ones (columns) are appended."""
+
+    TOPIC = 1
+    GROUP = 2
+    TRANSACTIONAL_ID = 3
+    CLUSTER = 4
+    USER = 5
+    TOKEN = 6
+
+    @property
+    def label(self) -> str:
+        return self.name.lower().replace("_", "-")
 
 
 class TopicPartition(NamedTuple):

@@ -34,6 +34,12 @@ from quiverlog.wire.producer_messages import DescribeProducerRequest
 from quiverlog.wire.reassignment_messages import PartitionTarget, ReassignPartitionsRequest
 from quiverlog.wire.registry import APIS
 from quiverlog.wire.security import user_messages as u
+from quiverlog.wire.security.acl_messages import (
+    AlterAclsRequest,
+    DescribeAclsRequest,
+    RulePart,
+    RuleQuestion,
+)
 from quiverlog.wire.transaction_messages import (
     AbortTransactionRequest,
     CommitTransactionRequest,
@@ -107,6 +113,8 @@ WITHOUT_TOPIC_ID = [
     (ask(DecommissionBrokerRequest, 0, 0), b""),
     (ask(DescribeProducerRequest, 0, ["t"], ""), b""),
     (ask(k.DescribeConfigsRequest, ["log.level"]), b""),
+    (ask(DescribeAclsRequest, "*", 1, "t", 0, RuleQuestion("*", 1, 1, "t", "::1")), b""),
+    (ask(AlterAclsRequest, [RulePart("*", True, 1, 1, "t")], [], False), b""),
     (ask(UpdateFeaturesRequest, FEATURE_LEVEL_MAX, True), b""),
 ]
 

@@ -41,7 +41,6 @@ EXCEPTIONS: Final[dict[str, str]] = {
         ],
         "programs call it",
     ),
-    "broker/quiverlog/core/security/principals.py:parse_principal": "rules and super users name it",
     "connector/pyspark_quiverlog/lag.py:do_GET": "http.server calls it",
     "connector/pyspark_quiverlog/lag.py:log_message": "http.server calls it",
     "broker/quiverlog/server/http.py:handle_error": "aiohttp calls it",

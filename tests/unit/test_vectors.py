@@ -103,7 +103,7 @@ def test_the_segment_is_one_for_our_own_tools(tmp_path: Path) -> None:
 def test_every_record_has_a_vector_and_a_line() -> None:
     """A reader in another language needs each: an unknown type of record stops a start."""
     types = sorted(cls.__struct_config__.tag for cls in get_args(Record))
-    assert types == list(range(1, len(types) + 1))
+    assert len(set(types)) == len(types)
     assert [vector["type"] for vector in load("metadata-records.json")] == types
     page = (vectors.DIRECTORY.parent / "storage-format.md").read_text()
     table = re.search(r"<!-- generated: metadata-records -->\n(.*?)<!-- end -->", page, re.DOTALL)

@@ -24,6 +24,7 @@ _COMMANDS = {
     "cluster": "quiverlog.cli.cluster.cluster:cluster",
     "quorum": "quiverlog.cli.cluster.quorum:quorum",
     "config": "quiverlog.cli.cluster.config:config",
+    "acl": "quiverlog.cli.cluster.acl:acl",
     "transaction": "quiverlog.cli.cluster.transaction:transaction",
     "produce": "quiverlog.cli.rows.produce:produce",
     "consume": "quiverlog.cli.rows.consume:consume",

@@ -16,6 +16,7 @@ from quiverlog.wire import messages as m
 from quiverlog.wire.security.user_messages import UserChange
 
 from .admin import cluster as cluster_questions
+from .admin import rules as rule_questions
 from .admin import topics as topic_questions
 from .admin import users as user_questions
 from .admin.producers import ProducerDescription, describe_producer
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncMethods"]
 
 T = TypeVar("T")
+_ACCESS_RULES = sequence(instance_of(rule_questions.AccessRule))
 _STAGED_ATTEMPTS = sequence(instance_of(StagedAttempt))
 
 
@@ -370,6 +372,45 @@ class AsyncMethods:
             UnknownConfig: there is no such key.
         """
         return await self.run(topic_questions.describe_configs(self.cluster, broker, keys))
+
+    @checked(rules=_ACCESS_RULES)
+    async def add_rules(self, rules: Sequence[rule_questions.AccessRule]) -> list[int]:
+        """Add rules of access: all or none. Where a listener of a broker authenticates clients,
+        what no rule allows is denied, and a deny counts before every allow.
+
+        Returns:
+            The number of each; an equal rule keeps its own. No live broker goes by the earlier
+            rules any more.
+
+        Raises:
+            InvalidRequest: a rule has no effect. NotAuthorized: it takes ALTER on the cluster.
+        """
+        return await self.run(rule_questions.add_rules(self.cluster, rules))
+
+    @checked(numbers=sequence(INT64))
+    async def remove_rules(self, numbers: Sequence[int]) -> None:
+        """Remove rules by their numbers; one that is gone already is no error.
+
+        Raises:
+            InvalidRequest: no rule has had that number.
+        """
+        await self.run(rule_questions.remove_rules(self.cluster, numbers))
+
+    @checked()
+    async def list_rules(
+        self, *, principal: str = "", kind: str | None = None, name: str | None = None
+    ) -> list[rule_questions.AccessRule]:
+        """Return the rules: all, or those of a principal, and about a kind or a resource's name."""
+        return await self.run(rule_questions.list_rules(self.cluster, principal, kind, name))
+
+    @checked()
+    async def check_access(
+        self, principal: str, operation: str, kind: str, name: str = "", *, address: str = ""
+    ) -> rule_questions.AccessDecision:
+        """Return whether a principal may do something, and by which rule; any broker is asked."""
+        return await self.run(
+            rule_questions.check_access(self.cluster, principal, operation, kind, name, address)
+        )
 
     @checked()
     async def describe_features(self) -> cluster_questions.ClusterFeatures:

@@ -19,6 +19,9 @@ from quiverlog.core.controller.records import (
     ProducerEpochRecord,
     ProducerIdBlockRecord,
     Record,
+    RemoveRuleRecord,
+    RuleNumberRecord,
+    RuleRecord,
     TopicRecord,
     UnregisterBrokerRecord,
     changed_by,
@@ -65,6 +68,7 @@ from quiverlog.node.runtime.peers import BrokerAddresses, Peers
 from quiverlog.node.runtime.proofs import PeerProofs
 from quiverlog.node.runtime.purgatory import Purgatory, Waits, Wakeups, Watched
 from quiverlog.node.runtime.tasks import Tasks, TopicOrder
+from quiverlog.node.security.authoriser import Authoriser
 from quiverlog.node.security.logins import Logins
 from quiverlog.node.transactions.coordinators import Coordinators
 from quiverlog.node.transactions.forwarded import Targets
@@ -127,7 +131,7 @@ def make_live_config(broker: Broker) -> LiveConfig:
         "leader.balance.moves.max": broker.elections.set_moves_max,
         "partition.move.bytes.per.second": broker.replication.set_move_rate,
         "damaged.replicas.kept": broker.repairs.set_kept,
-        "super.users": lambda names, _now: broker.clients.set_super_users(names),
+        "super.users": lambda names, _now: broker.authoriser.set_super_users(names),
         # These are made later; no value is set before.
         "transactional.id.expiry.ms": lambda ms, now: broker.coordinators.set_expiry(ms, now),
         "staged.bytes.max": lambda bytes_max, now: broker.staging.set_bytes_max(bytes_max, now),
@@ -221,6 +225,7 @@ class Ending(NamedTuple):
     phases: tuple[Phase, ...] = ()
 
 
+_OF_RULES: Final = RuleRecord | RemoveRuleRecord | RuleNumberRecord
 _OF_BROKERS: Final = BrokerRecord | BrokerChangeRecord | UnregisterBrokerRecord
 
 
@@ -229,6 +234,7 @@ class Broker:
         "admission",
         "appends",
         "assignment",
+        "authoriser",
         "broker_addresses",
         "clients",
         "clock",
@@ -304,7 +310,6 @@ class Broker:
         self.quorum_inbox = QuorumInbox()
         self.jobs = jobs = Jobs(outbox)
         self.view = MetadataView(config.topic_defaults)
-        self.logins = Logins(config, clients, self.view, outbox, metrics, entropy)
         self.quorum = self._make_quorum()
         self.controller = ControllerLink(self.quorum, self.peers)
         self.tasks = Tasks(outbox, self.fail)
@@ -314,6 +319,7 @@ class Broker:
         )
         self.wakeups = wakeups = Wakeups(purgatory)
         self.copy_sessions = CopySessions(wakeups)
+        self._make_security()
         self.admission = admission = Admission(
             outbox, metrics, reserve_bytes=config.disk_reserve_bytes
         )
@@ -354,6 +360,14 @@ class Broker:
         self._make_transactions()
         self.waits = Waits(
             purgatory.answer, purgatory.fail, wakeups.mark, self.tasks.start, purgatory.hasten
+        )
+
+    def _make_security(self) -> None:
+        self.logins = Logins(
+            self.config, self.clients, self.view, self.outbox, self.metrics, self.entropy
+        )
+        self.authoriser = Authoriser(
+            self.config, self.view, self.clients, self.wakeups, self.outbox
         )
 
     def _make_quorum(self) -> Quorum:
@@ -600,10 +614,13 @@ class Broker:
             elif isinstance(record, _OF_BROKERS):
                 self.membership.changed()
                 self.in_sync_changes.look_at(self.replicas.values())
+        if any(isinstance(record, _OF_RULES) for record in records):
+            self.authoriser.rules_changed()
         if any(isinstance(record, _OF_BROKERS) for record in records):
             self.broker_addresses.brokers_changed(self.metadata.image.brokers.values())
         self.live_config.look(now)
         self.logins.look()
+        self.authoriser.look()
         self.elections.applied(records, now)
         self.internal_raises.applied(records, now)
         self.creation_note.applied(records, now)
@@ -643,6 +660,7 @@ class Broker:
         self.clients.drop(connection_id)
         self.logins.drop(connection_id)
         self.proofs.drop(connection_id, now)
+        self.authoriser.drop(connection_id)
         self.tasks.drop(connection_id)
         self.purgatory.drop(connection_id)
 

@@ -56,6 +56,7 @@ from quiverlog.node.runtime.events import (
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.purgatory import Waiter
 from quiverlog.node.runtime.tasks import Call, waiting_bytes
+from quiverlog.node.security.authoriser import WHOLE
 from quiverlog.storage.disk.disk import Disk
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
@@ -310,6 +311,8 @@ class Node:
                 return
             if kind in SENDERS:
                 check_peer(broker, event, now)
+            elif broker.authoriser.is_on and kind in WHOLE:
+                broker.authoriser.check_whole(event.connection_id, request)
             # Admitted rows are in no log yet: no other request is handled before they are.
             if broker.appends.pending and kind is not m.ProduceRequest:
                 broker.appends.finish(now)

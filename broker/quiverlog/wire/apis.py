@@ -9,7 +9,7 @@ __all__ = ["Api", "Audience"]
 
 class Api(enum.IntEnum):
     """Numbers of the requests: new ones take the next that is free from 77 on. 28-36, 44,
-    57-59, 65, 66, 69, 70 and 73-76 are reserved for security, groups and links."""
+    57-59, 69, 70 and 73-76 are reserved for security, groups and links."""
 
     HELLO = 0
     METADATA = 1
@@ -51,6 +51,8 @@ class Api(enum.IntEnum):
     UPDATE_FEATURES = 62
     DESCRIBE_REPLICAS = 63
     DECOMMISSION_BROKER = 64
+    ALTER_ACLS = 65
+    DESCRIBE_ACLS = 66
     ALTER_USERS = 67
     DESCRIBE_USERS = 68
     CREATE_TOKEN = 71

@@ -30,6 +30,7 @@ from . import replica_messages as r
 from . import transaction_messages as t
 from . import voters_messages as v
 from .apis import Audience
+from .security import acl_messages as s
 from .security import user_messages as u
 
 __all__ = ["ADMINISTRATION", "ALSO_ASK", "APIS", "SENDERS", "ApiSpec", "LateDecoder", "api_ranges"]
@@ -143,6 +144,8 @@ APIS: dict[int, ApiSpec] = {
         _spec(k.DescribeConfigsRequest, k.DescribeConfigsResponse, _CLIENTS),
         _spec(c.UpdateFeaturesRequest, c.UpdateFeaturesResponse, _ADMINISTRATION),
         _spec(d.DecommissionBrokerRequest, d.DecommissionBrokerResponse, _ADMINISTRATION),
+        _spec(s.AlterAclsRequest, s.AlterAclsResponse, _ADMINISTRATION),
+        _spec(s.DescribeAclsRequest, s.DescribeAclsResponse, _CLIENTS),
         _spec(t.OpenTransactionRequest, t.OpenTransactionResponse, _CLIENTS),
         _spec(
             t.CommitTransactionRequest,

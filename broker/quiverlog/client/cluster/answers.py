@@ -425,6 +425,25 @@ def _check_create_token(request: Any, response: Any, _: int) -> None:
         raise InvalidResponse(f"CREATE_TOKEN was answered with a token of {response.owner!r}.")
 
 
+def _check_alter_acls(request: Any, response: Any, _: int) -> None:
+    if len(response.numbers) != len(request.additions) or 0 in response.numbers:
+        raise InvalidResponse(
+            f"{len(request.additions)} rules were added, and got the numbers"
+            f" {response.numbers[:SHOWN_MAX]}."
+        )
+
+
+def _check_describe_acls(request: Any, response: Any, _: int) -> None:
+    found = [one.number for one in response.rules]
+    if found != sorted(set(found)) or (found and found[0] < max(1, request.first_number)):
+        raise InvalidResponse(f"Rules from {request.first_number} on come as {found[:SHOWN_MAX]}.")
+    following = response.next_number
+    if following and following <= max(request.first_number, *found[-1:]):
+        raise InvalidResponse(
+            f"The page of rules from {request.first_number} on is followed by {following}."
+        )
+
+
 def _fits_any(_request: Any, _response: Any, _body_bytes: int) -> None:
     """Nothing in these answers must agree with the request."""
 
@@ -460,6 +479,8 @@ _CHECKS: Final[dict[m.Api, Callable[[Any, Any, int], None]]] = {
     m.Api.DESCRIBE_CONFIGS: _check_describe_configs,
     m.Api.DESCRIBE_REPLICAS: _check_describe_replicas,
     m.Api.DESCRIBE_PRODUCER: _check_page_of_topics,
+    m.Api.ALTER_ACLS: _check_alter_acls,
+    m.Api.DESCRIBE_ACLS: _check_describe_acls,
     m.Api.OPEN_TRANSACTION: _check_open_transaction,
     m.Api.COMMIT_TRANSACTION: _check_commit_transaction,
     m.Api.ABORT_TRANSACTION: _fits_any,

@@ -35,8 +35,11 @@ from quiverlog.core.controller.records import (
     ProducerEpochRecord,
     ProducerIdBlockRecord,
     Record,
+    RemoveRuleRecord,
     RemoveTopicRecord,
     RemoveUserRecord,
+    RuleNumberRecord,
+    RuleRecord,
     SchemaRecord,
     SecurityKeyRecord,
     SnapshotRecord,
@@ -47,6 +50,7 @@ from quiverlog.core.controller.records import (
     UserRecord,
 )
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
+from quiverlog.core.security.acls import Rule, RuleSet
 from quiverlog.limits import (
     FEATURE_LEVEL_MIN,
     PRODUCER_EPOCHS_REMEMBERED,
@@ -78,6 +82,7 @@ class Image:
         "producer_epochs",
         "removed_topic_ids",
         "replica_counts",
+        "rules",
         "security_key",
         "tokens",
         "topics",
@@ -116,6 +121,7 @@ class Image:
         self.tokens: Mapping[str, TokenRecord] = {}
         # Files under these topic ids are garbage; oldest first.
         self.removed_topic_ids: dict[bytes, None] = {}
+        self.rules = RuleSet()
 
     def revert(self, source: Image, topic_ids: Collection[bytes]) -> None:
         """Take over `source`, from which only these topics differ."""
@@ -145,6 +151,7 @@ class Image:
         self.unpreferred = dict(source.unpreferred)
         self.producer_epochs = dict(source.producer_epochs)
         self.removed_topic_ids = dict(source.removed_topic_ids)
+        self.rules = source.rules.copy()
         assert len(self.topics) == len(self.topics_by_id) == len(source.topics)
 
     def replay_entry(self, records: list[Record], *, version: int | None = None) -> None:
@@ -179,8 +186,7 @@ class Image:
                 topic = self.topics_by_id[record.topic_id]
                 partition = topic.add_partition(record)
                 self.partition_count += 1
-                for node_id in record.replicas:
-                    self.replica_counts[node_id] += 1
+                self.replica_counts.update(record.replicas)
                 if record.leader_id != record.replicas[0]:
                     self._note_leader(record.topic_id, partition)
             case PartitionChangeRecord():
@@ -236,6 +242,8 @@ class Image:
                 self._replay_user(record)
             case UnregisterBrokerRecord():
                 self._remove_broker(record)
+            case RuleRecord() | RemoveRuleRecord() | RuleNumberRecord():
+                self._replay_rule(record)
             case SnapshotRecord():
                 assert not self.topics, "a snapshot is the first record of a log"
                 assert record.version >= self.version
@@ -283,6 +291,24 @@ class Image:
         self.broker_configs = {**others, record.node_id: configs} if configs else others
         if record.node_id == ALL_BROKERS:
             self._refresh_defaults()
+
+    def _replay_rule(self, record: RuleRecord | RemoveRuleRecord | RuleNumberRecord) -> None:
+        match record:
+            case RuleRecord():
+                rule = Rule(
+                    record.principal,
+                    record.allows,
+                    record.operation,
+                    record.kind,
+                    record.name,
+                    record.is_prefix,
+                    record.network,
+                )
+                self.rules.add(record.rule_id, rule)
+            case RemoveRuleRecord():
+                self.rules.remove(record.rule_id)
+            case RuleNumberRecord():
+                self.rules.number_from(record.next_rule_id)
 
     def give_defaults(self, given: Mapping[str, str]) -> None:
         self.given = dict(given)
@@ -395,6 +421,9 @@ class Image:
             records.append(SecurityKeyRecord(self.security_key))
         records.extend(self.users.values())
         records.extend(self.tokens.values())
+        records.extend(RuleRecord(number, *rule) for number, rule in self.rules.rules.items())
+        if self.rules.next_id > 1:
+            records.append(RuleNumberRecord(self.rules.next_id))
         records.append(ProducerIdBlockRecord(self.next_producer_id))
         records.extend(ProducerEpochRecord(pid, e) for pid, e in self.producer_epochs.items())
         for topic in self.topics.values():

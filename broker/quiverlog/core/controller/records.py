@@ -33,8 +33,11 @@ __all__ = [
     "ProducerEpochRecord",
     "ProducerIdBlockRecord",
     "Record",
+    "RemoveRuleRecord",
     "RemoveTopicRecord",
     "RemoveUserRecord",
+    "RuleNumberRecord",
+    "RuleRecord",
     "SchemaRecord",
     "SecurityKeyRecord",
     "SnapshotRecord",
@@ -281,6 +284,29 @@ class TokenRecord(msgspec.Struct, frozen=True, array_like=True, tag=20):
         return f"TokenRecord({self.token_id[:4]!r}..., {self.owner!r}, {self.expires_us}, ***)"
 
 
+class RuleRecord(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """A rule of core/security/acls.py."""
+
+    rule_id: int
+    principal: str
+    allows: bool
+    operation: int
+    kind: int
+    name: str = ""
+    is_prefix: bool = False
+    network: str = ""
+
+
+class RemoveRuleRecord(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    rule_id: int
+
+
+class RuleNumberRecord(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """In a snapshot: rules get numbers from here on; those below were used, or are."""
+
+    next_rule_id: int
+
+
 Record = (
     SnapshotRecord
     | BrokerRecord
@@ -302,6 +328,9 @@ Record = (
     | UserRecord
     | RemoveUserRecord
     | TokenRecord
+    | RuleRecord
+    | RemoveRuleRecord
+    | RuleNumberRecord
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -322,6 +351,8 @@ def topic_of(record: Record) -> bytes | None:
         case FeatureLevelRecord() | ClusterNumberRecord() | SecurityKeyRecord():
             return None
         case UserRecord() | RemoveUserRecord() | TokenRecord():
+            return None
+        case RuleRecord() | RemoveRuleRecord() | RuleNumberRecord():
             return None
     return record.topic_id
 

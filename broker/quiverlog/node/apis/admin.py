@@ -145,7 +145,7 @@ def _all_moves(broker: Broker, call: Call, request: ReassignPartitionsRequest) -
     if request.partitions:
         raise InvalidRequest("partitions are named without their topic: give `name`.")
     check_is_controller(broker, call.connection_id)
-    found, next_name = yield from topic_page(broker, None, request.first_name, _moves_of)
+    found, next_name = yield from topic_page(broker, call, None, request.first_name, _moves_of)
     return ReassignPartitionsResponse(
         topics=[one for one in found if one.moves], next_name=next_name
     )

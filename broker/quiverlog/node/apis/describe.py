@@ -11,7 +11,6 @@ from collections.abc import Generator, Iterable
 from functools import partial
 from typing import Final
 
-from quiverlog.core.controller import topics as decide
 from quiverlog.core.controller.configs import CONFIG_DEFS, TAKEN_AT_CREATION, default_text
 from quiverlog.core.controller.eligible import min_in_sync
 from quiverlog.core.controller.image import Image
@@ -24,6 +23,7 @@ from quiverlog.node.broker import Broker
 from quiverlog.node.controller.not_controller import announced_controller, endpoint_at
 from quiverlog.node.runtime import tasks
 from quiverlog.node.runtime.tasks import Call, Steps
+from quiverlog.node.security.authoriser import Topics, no_topic_id
 from quiverlog.wire import messages as m
 from quiverlog.wire.cluster_messages import (
     ClusterBroker,
@@ -59,18 +59,19 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
     metadata = broker.metadata
     if request.first_name is not None and request.topic_ids:
         raise InvalidRequest("first_name begins a page of topics by name: leave topic_ids empty.")
+    seen = broker.authoriser.topics(call.connection_id)
     names = request.topics
     if names is None:
-        names = [] if request.topic_ids else list(metadata.image.topics)
+        names = [] if request.topic_ids else (yield from seen.names())
     check_count(len(names) + len(request.topic_ids))
     topics, next_name = yield from tasks.by_name(
         names,
         request.first_name,
-        lambda name: _topic_by_name(broker, name),
-        lambda name: _bytes_min(metadata.image.topics.get(name)),
+        lambda name: _topic_by_name(broker, seen, name),
+        lambda name: _bytes_min(seen.get(name)),
     )
     if request.topic_ids:
-        topics += yield from _topics_by_id(broker, request.topic_ids, _least_bytes(topics))
+        topics += yield from _topics_by_id(broker, seen, request.topic_ids, _least_bytes(topics))
     return m.MetadataResponse(
         cluster_id=broker.directory.cluster_id,
         controller_id=announced_controller(broker),
@@ -97,11 +98,11 @@ def _endpoints(broker: Broker, connection_id: int) -> list[m.BrokerEndpoint]:
 
 
 def _topics_by_id(
-    broker: Broker, topic_ids: list[bytes], byte_count: int
+    broker: Broker, seen: Topics, topic_ids: list[bytes], byte_count: int
 ) -> Generator[None, object, list[m.TopicMetadata]]:
     topics: list[m.TopicMetadata] = []
     for topic_id in dict.fromkeys(topic_ids):
-        topic = broker.metadata.image.topics_by_id.get(topic_id)
+        topic = seen.by_id(topic_id)
         byte_count += _bytes_min(topic)
         tasks.check_fits(byte_count)
         if topic is None:
@@ -112,8 +113,8 @@ def _topics_by_id(
     return topics
 
 
-def _topic_by_name(broker: Broker, name: str) -> tasks.Making[m.TopicMetadata]:
-    topic = broker.metadata.image.topics.get(name)
+def _topic_by_name(broker: Broker, seen: Topics, name: str) -> tasks.Making[m.TopicMetadata]:
+    topic = seen.get(name)
     if topic is None:
         return m.TopicMetadata(name=name, error_code=UnknownTopic.code)
     return (yield from _topic_metadata(broker, topic))
@@ -168,9 +169,9 @@ def _bytes_min(topic: TopicImage | None) -> int:
 def handle_topic_schemas(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, m.TopicSchemasRequest)
-    topic = broker.metadata.image.topics_by_id.get(request.topic_id)
+    topic = broker.authoriser.topics(call.connection_id).by_id(request.topic_id)
     if topic is None:
-        raise UnknownTopicId(f"there is no topic with id {request.topic_id[:16].hex()}.")
+        raise no_topic_id(request.topic_id)
     if request.first_schema_id < 0:
         raise InvalidRequest(f"first_schema_id {request.first_schema_id} is negative.")
     records, next_schema_id = tasks.schema_page(topic.schema_records, request.first_schema_id)
@@ -188,20 +189,21 @@ def _schema_versions(records: Iterable[SchemaRecord]) -> list[m.SchemaVersion]:
 def handle_describe_topics(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, m.DescribeTopicsRequest)
-    names = list(broker.metadata.image.topics) if request.names is None else request.names
+    seen = broker.authoriser.topics(call.connection_id)
+    names = (yield from seen.names()) if request.names is None else request.names
     check_count(len(names))
     topics, next_name = yield from tasks.by_name(
         names,
         request.first_name,
-        lambda name: _describe_name(broker, name),
-        lambda name: _bytes_min(broker.metadata.image.topics.get(name)),
+        lambda name: _describe_name(broker, seen, name),
+        lambda name: _bytes_min(seen.get(name)),
     )
     return m.DescribeTopicsResponse(topics=topics, next_name=next_name)
 
 
-def _describe_name(broker: Broker, name: str) -> tasks.Making[m.TopicDescription]:
+def _describe_name(broker: Broker, seen: Topics, name: str) -> tasks.Making[m.TopicDescription]:
     try:
-        topic = decide.find_topic(broker.metadata.image, name)
+        topic = seen.described(m.Api.DESCRIBE_TOPICS, name)
     except QuiverlogError as error:
         return m.TopicDescription(name=name, error_code=error.code, error_message=error.message)
     return (yield from _describe(broker, topic))
@@ -394,7 +396,7 @@ def handle_describe_replicas(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, DescribeReplicasRequest)
     found, next_name = yield from topic_page(
-        broker, request.names, request.first_name, partial(_held, broker)
+        broker, call, request.names, request.first_name, partial(_held, broker)
     )
     return DescribeReplicasResponse(
         node_id=broker.config.node_id,

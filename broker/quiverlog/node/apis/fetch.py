@@ -31,7 +31,7 @@ from quiverlog.limits import (
     KIB,
     PARTITIONS_PER_REQUEST_MAX,
 )
-from quiverlog.node.assignment.lookup import Lookup
+from quiverlog.node.assignment.lookup import RULES_CHANGED, Lookup
 from quiverlog.node.broker import Broker
 from quiverlog.node.partitions.cold_reads import Loaded
 from quiverlog.node.partitions.replica import Replica
@@ -59,6 +59,7 @@ __all__ = [
 
 FILE_RANGE_BYTES_MIN: Final = 64 * KIB
 """Fewer bytes of a file arrive sooner when they are sent; it bounds the names in an answer, too."""
+_FETCH: Final = int(m.Api.FETCH)
 _BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - HEADER_BYTES_MAX
 
 
@@ -73,6 +74,7 @@ class FetchAnswer:
         "_bytes_max",
         "_loaded",
         "_lookup",
+        "_rules_seen",
         "at",
         "body",
         "byte_count",
@@ -85,6 +87,7 @@ class FetchAnswer:
 
     def __init__(self, lookup: Lookup, request: m.FetchRequest) -> None:
         self._lookup = lookup
+        self._rules_seen = lookup.rules_seen
         self.request = request
         self.response = m.FetchResponse()
         self.response.partitions = []
@@ -175,6 +178,11 @@ class FetchAnswer:
     @property
     def complete(self) -> bool:
         return self.at == len(self.request.partitions)
+
+    @property
+    def is_outdated(self) -> bool:
+        """True if rights have changed since the first entry was read: read anew."""
+        return self._rules_seen != self._lookup.rules_seen
 
     def enough(self) -> bool:
         if self.final or self.byte_count >= self.request.min_bytes:
@@ -437,6 +445,8 @@ class FetchWaiter(Waiter):
 
     def watch(self, answer: FetchAnswer, first: int) -> None:
         lookup = self._lookup
+        if not first:
+            lookup.watch_rules(self)
         for index in range(first, answer.at):
             entry = self.request.partitions[index]
             size = answer.response.partitions[index].batch_bytes
@@ -464,25 +474,14 @@ class FetchWaiter(Waiter):
     def _in_steps(
         self, answer: FetchAnswer, call: Call, final: bool
     ) -> Generator[Wait, object, None]:
-        lookup = self._lookup
-        count = len(self.request.partitions)
         try:
-            while not answer.complete:
-                first = answer.at
-                reads = len(answer.rows)
-                missing = answer.look(min(first + ENTRIES_PER_STEP, count))
-                call.cost = 1 + (len(answer.rows) - reads) // _READS_PER_COST
-                self.watch(answer, first)
-                if missing:
-                    loads = [lookup.cold_read(one.replica, one.cold) for one in missing]
-                    outcomes = yield gather(loads, len(loads), call.now)
-                    assert isinstance(outcomes, list)
-                    for one, outcome in zip(missing, outcomes, strict=True):
-                        one.loaded.failed(outcome.error, lookup)
-                elif not answer.complete:
-                    yield None
+            while True:
+                yield from self._read(answer, call)
                 if self.done:
                     return
+                if not answer.is_outdated:
+                    break
+                answer = FetchAnswer(self._lookup, self.request)
             assert answer.complete
             assert self.byte_count == sum(self.sizes)
             self.looking = False
@@ -494,6 +493,25 @@ class FetchWaiter(Waiter):
         except Exception as error:
             self._waits.fail(self, "FETCH", error)
 
+    def _read(self, answer: FetchAnswer, call: Call) -> Generator[Wait, object, None]:
+        lookup = self._lookup
+        count = len(self.request.partitions)
+        assert self.looking, "a change meanwhile is kept for later"
+        while not answer.complete and not self.done:
+            first = answer.at
+            reads = len(answer.rows)
+            missing = answer.look(min(first + ENTRIES_PER_STEP, count))
+            call.cost = 1 + (len(answer.rows) - reads) // _READS_PER_COST
+            self.watch(answer, first)
+            if missing:
+                loads = [lookup.cold_read(one.replica, one.cold) for one in missing]
+                outcomes = yield gather(loads, len(loads), call.now)
+                assert isinstance(outcomes, list)
+                for one, outcome in zip(missing, outcomes, strict=True):
+                    one.loaded.failed(outcome.error, lookup)
+            elif not answer.complete:
+                yield None
+
     def wake(self, indexes: Sequence[int], now: Now) -> None:
         assert not self.done, "an answered request is not woken"
         if self.looking:
@@ -501,6 +519,11 @@ class FetchWaiter(Waiter):
             return
         request = self.request
         lookup = self._lookup
+        if RULES_CHANGED in indexes:
+            if not all(map(self._is_readable, request.partitions)):
+                self._end(now)
+                return
+            indexes = [index for index in indexes if index != RULES_CHANGED]
         if len(request.partitions) == 1:
             # The change is nearly always enough: read once, for the answer itself.
             answer = FetchAnswer(lookup, request)
@@ -525,6 +548,12 @@ class FetchWaiter(Waiter):
         if failed or self.byte_count >= request.min_bytes or not self.short:
             self._end(now)
 
+    def _is_readable(self, entry: m.FetchPartition) -> bool:
+        found = self._lookup.read(
+            entry.topic_id, entry.partition, from_follower=entry.from_follower
+        )
+        return found is not None
+
     def expire(self, now: Now) -> None:
         assert not self.done
         if self.looking:
@@ -546,6 +575,7 @@ class FetchWaiter(Waiter):
         self._waits.answer(self, answer.response, answer.body)
 
     def release(self) -> None:
+        self._lookup.unwatch_rules(self)
         for entry in self.request.partitions:
             self._lookup.unwatch(self, entry.topic_id, entry.partition)
 
@@ -565,7 +595,11 @@ def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
     may_park = broker.purgatory.may_park(connection_id, count)
     if not may_park:
         wait_ms = 0
-    answer = FetchAnswer(broker.lookup, request)
+    lookup = broker.lookup
+    if broker.authoriser.is_on:
+        lookup = lookup.guarded(broker.authoriser.guard(connection_id, _FETCH))
+        request.file_ranges = request.file_ranges and broker.config.local_reads_authenticated
+    answer = FetchAnswer(lookup, request)
     in_steps = count > ENTRIES_PER_STEP
     if in_steps and not may_park:
         raise ThrottledBroker(
@@ -579,9 +613,9 @@ def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
             broker.outbox.respond(connection_id, correlation_id, answer.response, answer.body)
             return
     deadline_us = now.mono_us + wait_ms * 1000
-    waiter = FetchWaiter(broker.lookup, broker.waits, connection_id, request, deadline_us)
+    waiter = FetchWaiter(lookup, broker.waits, connection_id, request, deadline_us)
     broker.purgatory.park(waiter)
     if in_steps:
-        waiter.look(FetchAnswer(broker.lookup, request), now)
+        waiter.look(FetchAnswer(lookup, request), now)
     else:
         waiter.watch(answer, 0)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from quiverlog.node.apis import describe, offsets, topics, transactions
+from quiverlog.node.apis.acls import handle_alter_acls, handle_describe_acls
 from quiverlog.node.apis.admin import (
     handle_alter_configs,
     handle_change_voters,
@@ -59,6 +60,7 @@ from quiverlog.wire.replica_messages import (
     ReplicaFetchRequest,
     ReportLogEndsRequest,
 )
+from quiverlog.wire.security.acl_messages import AlterAclsRequest, DescribeAclsRequest
 from quiverlog.wire.security.user_messages import (
     AlterUsersRequest,
     CreateTokenRequest,
@@ -123,6 +125,8 @@ STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = 
     DescribeUsersRequest: handle_describe_users,
     CreateTokenRequest: handle_create_token,
     EndTokensRequest: handle_end_tokens,
+    AlterAclsRequest: handle_alter_acls,
+    DescribeAclsRequest: handle_describe_acls,
     OpenTransactionRequest: transactions.handle_open_transaction,
     CommitTransactionRequest: transactions.handle_commit_transaction,
     AbortTransactionRequest: transactions.handle_abort_transaction,

@@ -22,7 +22,7 @@ from quiverlog.errors import (
 )
 from quiverlog.limits import FETCH_MAX_WAIT_MS_MAX, PARTITIONS_PER_REQUEST_MAX
 from quiverlog.node.apis.fetch import check_isolation, out_of_range
-from quiverlog.node.assignment.lookup import Lookup
+from quiverlog.node.assignment.lookup import RULES_CHANGED, Lookup
 from quiverlog.node.broker import Broker
 from quiverlog.node.partitions.cold_reads import Loaded
 from quiverlog.node.partitions.replica import Replica
@@ -53,6 +53,12 @@ _TRIMS_AT_ONCE: Final = 8
 _TIMEOUT_MS_MAX: Final = 24 * 3_600_000
 
 
+def _client_lookup(broker: Broker, connection_id: int, api: m.Api) -> Lookup:
+    if not broker.authoriser.is_on:
+        return broker.lookup
+    return broker.lookup.guarded(broker.authoriser.guard(connection_id, api))
+
+
 class _EntryLike(Protocol):
     topic_id: bytes
     partition: int
@@ -74,7 +80,10 @@ def handle_epoch_end_offsets(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, m.EpochEndOffsetsRequest)
     results = yield from answer_each(
-        broker.lookup, request.partitions, m.EpochEndOffsetsPartitionResult, _fill_epoch_end
+        _client_lookup(broker, call.connection_id, request.API),
+        request.partitions,
+        m.EpochEndOffsetsPartitionResult,
+        _fill_epoch_end,
     )
     return m.EpochEndOffsetsResponse(partitions=results)
 
@@ -97,8 +106,9 @@ def _fill_epoch_end(
 def handle_describe_ranges(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, m.DescribeRangesRequest)
+    lookup = _client_lookup(broker, call.connection_id, request.API)
     results = yield from answer_each(
-        broker.lookup, request.partitions, m.RangePartitionResult, _fill_range, walks=True
+        lookup, request.partitions, m.RangePartitionResult, _fill_range, walks=True
     )
     return m.DescribeRangesResponse(partitions=results)
 
@@ -167,6 +177,7 @@ def _delete_some(
     broker: Broker, call: Call, partitions: list[_Deletions]
 ) -> Generator[Wait, object, None]:
     trims = []
+    lookup = _client_lookup(broker, call.connection_id, m.Api.DELETE_RECORDS)
     waiting: list[tuple[Replica, list[m.DeleteRecordsPartitionResult]]] = []
     for entries in partitions:
         replica: Replica | None = None
@@ -174,7 +185,7 @@ def _delete_some(
         good: list[m.DeleteRecordsPartitionResult] = []
         for entry, result in entries:
             try:
-                replica = broker.lookup.leader_for_offsets(entry.topic_id, entry.partition)
+                replica = lookup.leader_for_offsets(entry.topic_id, entry.partition)
                 refuse_internal(replica.topic.name, "it is trimmed by the brokers alone")
                 highest = max(highest, _check_delete(replica, entry.before_offset))
                 assert highest <= replica.state.high_watermark
@@ -360,6 +371,7 @@ class OffsetsWaiter(Waiter):
                 replica.watch(self, index)
         if self.request.metadata_version >= 0:
             self._lookup.watch_metadata(self)
+        self._lookup.watch_rules(self)
 
     def wake(self, indexes: Sequence[int], now: Now) -> None:
         """Index -1: the metadata changed."""
@@ -373,6 +385,10 @@ class OffsetsWaiter(Waiter):
             self._answer(_list(self._lookup, self.request))
 
     def _may_have_news(self, index: int) -> bool:
+        assert index >= RULES_CHANGED, "an entry, the metadata or the rules"
+        find = self._lookup.find_leader
+        if index == RULES_CHANGED:
+            return any(find(one.topic_id, one.partition) is None for one in self.request.partitions)
         if index < 0:
             return _metadata_differs(self._lookup, self.request)
         entry = self.request.partitions[index]
@@ -427,6 +443,7 @@ class OffsetsWaiter(Waiter):
 
     def release(self) -> None:
         self._lookup.unwatch_metadata(self)
+        self._lookup.unwatch_rules(self)
         for entry in self.request.partitions:
             self._lookup.unwatch(self, entry.topic_id, entry.partition)
 
@@ -439,6 +456,7 @@ def handle_list_offsets(broker: Broker, event: RequestReceived, now: Now) -> Non
     check_count(request.partitions)
     connection_id = event.connection_id
     in_steps = _takes_steps(request)
+    lookup = _client_lookup(broker, connection_id, m.Api.LIST_OFFSETS)
     may_park = broker.purgatory.may_park(connection_id, count)
     if in_steps and not may_park:
         raise ThrottledBroker(
@@ -446,16 +464,16 @@ def handle_list_offsets(broker: Broker, event: RequestReceived, now: Now) -> Non
         )
     wait_ms = min(max(request.max_wait_ms, 0), FETCH_MAX_WAIT_MS_MAX) if may_park else 0
     if not in_steps:
-        response = _list(broker.lookup, request)
+        response = _list(lookup, request)
         if (
             wait_ms == 0
-            or _metadata_differs(broker.lookup, request)
+            or _metadata_differs(lookup, request)
             or any(map(_differs, response.partitions, request.partitions))
         ):
             broker.outbox.respond(connection_id, request.correlation_id, response)
             return
     deadline_us = now.mono_us + wait_ms * 1000
-    waiter = OffsetsWaiter(broker.lookup, broker.waits, connection_id, request, deadline_us)
+    waiter = OffsetsWaiter(lookup, broker.waits, connection_id, request, deadline_us)
     broker.purgatory.park(waiter)
     if in_steps:
         waiter.look(now)

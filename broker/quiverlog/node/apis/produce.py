@@ -33,11 +33,13 @@ from quiverlog.node.partitions.acknowledgements import Append, AppendEntry
 from quiverlog.node.partitions.appends import ADMITTED_BYTES_MAX
 from quiverlog.node.partitions.produce_checks import CheckJob, EntryCheck, HeldProduce, check_quick
 from quiverlog.node.partitions.replica import Replica
+from quiverlog.node.partitions.staged_checks import InnerChecks, named_row
 from quiverlog.node.runtime.events import RequestReceived
 from quiverlog.node.runtime.jobs import Urgency
 from quiverlog.node.runtime.purgatory import Waiter
 from quiverlog.node.runtime.tasks import Call, Steps, Wait
-from quiverlog.types import PRODUCER_IDS_END, Durability, Now
+from quiverlog.node.security.authoriser import Rights
+from quiverlog.types import PRODUCER_IDS_END, Durability, Now, Operation, ResourceKind
 from quiverlog.wire import messages as m
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
 
 
 _MEMORY: Final = Durability.MEMORY
+_PRODUCE: Final = int(m.Api.PRODUCE)
 _TIMEOUT_MS_MAX: Final = 24 * 3_600_000
 
 
@@ -73,7 +76,7 @@ def handle_produce(broker: Broker, event: RequestReceived, now: Now) -> None:
     is_wide = len(request.partitions) > ENTRIES_INLINE_MAX
     is_first = not held_produces.has_line(connection_id)
     if is_first and not is_wide:
-        entries = look(broker, request, body)
+        entries = look(broker, connection_id, request, body)
         if check_quick(entries, now.wall_us):
             _append_whole(broker, connection_id, request, body, entries, now)
             return
@@ -178,11 +181,17 @@ def fail_result(result: m.ProducePartitionResult, error: QuiverlogError) -> None
     result.base_offset = -1
 
 
-def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[Entry]:
+def look(
+    broker: Broker, connection_id: int, request: m.ProduceRequest, body: memoryview
+) -> list[Entry]:
     """Find each entry's partition, rules and durability; read no batch."""
     found: list[Entry] = []
     at = 0
     leading = broker.leading
+    if broker.authoriser.is_on:
+        guard = broker.authoriser.guard(connection_id, _PRODUCE)
+        if guard is not None:
+            leading = guard.leading or broker.lookup.guarded(guard).leading
     for asked in request.partitions:
         end = at + asked.batch_bytes
         entry = Entry(body[at:end])
@@ -209,10 +218,14 @@ def look(broker: Broker, request: m.ProduceRequest, body: memoryview) -> list[En
 
 
 def _look_again(
-    broker: Broker, request: m.ProduceRequest, body: memoryview, checked: Sequence[Entry]
+    broker: Broker,
+    connection_id: int,
+    request: m.ProduceRequest,
+    body: memoryview,
+    checked: Sequence[Entry],
 ) -> list[Entry]:
-    # While the job ran, a leader may have changed, a topic gone, a disk failed.
-    entries = look(broker, request, body)
+    # While the job ran, a leader may have changed, a topic gone, a disk failed, a right ended.
+    entries = look(broker, connection_id, request, body)
     for entry, check in zip(entries, checked, strict=True):
         if entry.error is None:
             entry.take(check)
@@ -247,10 +260,13 @@ def _admit_all(
     now: Now,
 ) -> None:
     broker.appends.begin(produce, byte_count)  # From here on, `finish` answers.
+    rights = broker.authoriser.rights_of(produce.asker) if broker.authoriser.is_on else None
     for entry, result in zip(entries, results, strict=True):
         replica = entry.replica
         end_offset = 0
         try:
+            if rights is not None and entry.inner is not None:
+                _check_staged(rights, entry.inner)
             if entry.error is not None:
                 raise entry.error
             assert replica is not None
@@ -267,12 +283,26 @@ def _admit_all(
             produce.entries.append(AppendEntry(replica, entry.level, end_offset, result))
 
 
+def _check_staged(rights: Rights, inner: InnerChecks) -> None:
+    """Check the id and the topic of each row, up to the first bad one; on the loop, after the job.
+
+    What is wrong with a batch for a hidden topic would show its schema: this error comes first.
+    """
+    assert inner.named or not inner.rows, "each row names both"
+    for (tid, topic_id), row in inner.named.items():
+        try:
+            rights.check(m.Api.PRODUCE, Operation.WRITE, ResourceKind.TRANSACTIONAL_ID, tid)
+            rights.guard(_PRODUCE).check(topic_id)
+        except QuiverlogError as error:
+            raise named_row(error, row) from None
+
+
 # --- produces that wait ------------------------------------------------------------------------
 def _go_on(broker: Broker, held: HeldProduce, now: Now) -> None:
     if held.begin is not None:
         held.begin(now)
         return
-    entries = look(broker, held.request, held.body)
+    entries = look(broker, held.connection_id, held.request, held.body)
     job = CheckJob(held.connection_id, entries, now.wall_us)
     broker.jobs.start(job, partial(_checked, broker, held, entries), Urgency.CHECK)
 
@@ -292,8 +322,9 @@ def _checked(
     try:
         if error is not None:
             raise error
-        entries = _look_again(broker, held.request, held.body, checked)
-        _append_whole(broker, held.connection_id, held.request, held.body, entries, now)
+        asker = held.connection_id
+        entries = _look_again(broker, asker, held.request, held.body, checked)
+        _append_whole(broker, asker, held.request, held.body, entries, now)
     except Exception as failure:
         _fail(broker, held, failure)
     finally:
@@ -311,7 +342,7 @@ def _take_turns(broker: Broker, held: HeldProduce, now: Now) -> None:
             return
         request, body = following.request, following.body
         try:
-            entries = look(broker, request, body)
+            entries = look(broker, following.connection_id, request, body)
             if not check_quick(entries, now.wall_us):
                 _go_on(broker, following, now)
                 return
@@ -484,7 +515,7 @@ def _append_parts(
     late = _timed_out()
     checked = []
     for part in parts:
-        checked.append(look(broker, part.request, part.body))
+        checked.append(look(broker, held.connection_id, part.request, part.body))
         for result in part.of(results):
             fail_result(result, late)  # Until it is admitted.
         yield None
@@ -494,7 +525,7 @@ def _append_parts(
     produce.hold()
     produce.on_wait(call.now)
     for part, checks in zip(parts, checked, strict=True):
-        entries = _look_again(broker, part.request, part.body, checks)
+        entries = _look_again(broker, held.connection_id, part.request, part.body, checks)
         try:
             broker.admission.check_room()
         except DiskFull as error:

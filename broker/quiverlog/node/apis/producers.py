@@ -19,7 +19,13 @@ from quiverlog.node.broker import Broker
 from quiverlog.node.controller.not_controller import check_is_controller
 from quiverlog.node.runtime import tasks
 from quiverlog.node.runtime.tasks import Call, Steps, Wait
-from quiverlog.types import NO_EPOCH, NO_PRODUCER_ID, PRODUCER_IDS_END
+from quiverlog.types import (
+    NO_EPOCH,
+    NO_PRODUCER_ID,
+    PRODUCER_IDS_END,
+    Operation,
+    ResourceKind,
+)
 from quiverlog.wire import messages as m
 from quiverlog.wire.producer_messages import (
     DescribeProducerRequest,
@@ -38,6 +44,9 @@ def handle_init_producer_id(broker: Broker, call: Call) -> Steps:
     assert isinstance(request, m.InitProducerIdRequest)
     if request.transactional_id:
         raise InvalidRequest("leave transactional_id empty: ordinary producers stage rows.")
+    rights = broker.authoriser.rights_of(call.connection_id)
+    if rights is not None:
+        rights.check_some(request.API, Operation.WRITE, ResourceKind.TOPIC)
     check_is_controller(broker, call.connection_id)
     ids = broker.producer_ids
     producer_id, epoch = request.producer_id, request.producer_epoch
@@ -101,6 +110,7 @@ def handle_describe_producer(broker: Broker, call: Call) -> Steps:
         raise InvalidRequest(f"producer id {producer_id} is not from 0 to {PRODUCER_IDS_END - 1}.")
     found, next_name = yield from topic_page(
         broker,
+        call,
         request.names,
         request.first_name,
         lambda topic, name: _written(broker, topic, name, call),

@@ -21,6 +21,8 @@ from quiverlog.limits import TOPICS_PER_REQUEST_MAX
 from quiverlog.node.broker import Broker
 from quiverlog.node.controller.not_controller import controller_for, decided
 from quiverlog.node.runtime.tasks import Call, Change, Future, Making, Steps, Wait, by_name
+from quiverlog.node.security.authoriser import Rights, no_topic
+from quiverlog.types import Operation
 from quiverlog.wire import messages as m
 
 __all__ = [
@@ -52,15 +54,21 @@ def check_count(count: int) -> None:
 
 def topic_page(
     broker: Broker,
+    call: Call,
     names: list[str] | None,
     first_name: str | None,
     make: Callable[[TopicImage | None, str], Making[_Entry]],
 ) -> Generator[None, object, tuple[list[_Entry], str]]:
-    """`by_name` for these topics; None: all. `make` gets None for a name without a topic."""
-    topics = broker.metadata.image.topics
-    chosen = list(topics) if names is None else names
+    """`by_name` for these topics; None: all that the client may describe. `make` gets None for a
+    name without such a topic."""
+    seen = broker.authoriser.topics(call.connection_id)
+    chosen = (yield from seen.names()) if names is None else names
     check_count(len(chosen))
-    return by_name(chosen, first_name, lambda name: make(topics.get(name), name), lambda _name: 0)
+    return (
+        yield from by_name(
+            chosen, first_name, lambda name: make(seen.listed(name), name), lambda _name: 0
+        )
+    )
 
 
 # --- CREATE_TOPICS ------------------------------------------------------------------------------
@@ -76,6 +84,7 @@ def _create_topics(
     broker: Broker, call: Call, request: m.CreateTopicsRequest, change: Change
 ) -> Steps:
     broker.admission.check_writable()
+    rights = broker.authoriser.rights_of(call.connection_id)
     results: list[m.TopicResult] = []
     for first in range(0, len(request.topics), _DECIDED_AT_ONCE):
         proposed: list[tuple[m.TopicResult, Future]] = []
@@ -84,6 +93,9 @@ def _create_topics(
             results.append(result)
             yield from _wait_turn(broker, change)
             try:
+                if rights is not None:
+                    # Before anything is looked up: others do not learn whether the name is taken.
+                    rights.check_topic(request.API, Operation.CREATE, new.name)
                 records = yield from decided(
                     broker,
                     call,
@@ -209,6 +221,7 @@ def _delete_topics(
     broker: Broker, call: Call, request: m.DeleteTopicsRequest, change: Change
 ) -> Steps:
     results: list[m.TopicResult] = []
+    rights = broker.authoriser.rights_of(call.connection_id)
     for first in range(0, len(request.names), _DECIDED_AT_ONCE):
         proposed: list[tuple[m.TopicResult, Future]] = []
         for number, name in enumerate(request.names[first : first + _DECIDED_AT_ONCE], first):
@@ -217,7 +230,8 @@ def _delete_topics(
             yield from _wait_turn(broker, change)
             topic_id = request.topic_ids[number] if request.topic_ids else b""
             try:
-                topic = yield from decided(broker, call, partial(_find, broker, name, topic_id))
+                find = partial(_find, broker, rights, name, topic_id)
+                topic = yield from decided(broker, call, find)
                 result.topic_id = topic.topic_id
                 proposed.append((result, _propose(broker, call, decide.delete_topic(topic))))
             except QuiverlogError as error:
@@ -233,7 +247,9 @@ def _delete_topics(
     return m.DeleteTopicsResponse(topics=results, controller=controller)
 
 
-def _find(broker: Broker, name: str, topic_id: bytes) -> TopicImage:
+def _find(broker: Broker, rights: Rights | None, name: str, topic_id: bytes) -> TopicImage:
+    if rights is not None and name in broker.metadata.pending.topics:
+        rights.check_topic(m.Api.DELETE_TOPICS, Operation.DELETE, name, no_topic(name))
     topic = decide.find_topic_as(broker.metadata.pending, name, topic_id)
     assert topic.name == name
     return topic
@@ -250,7 +266,9 @@ def handle_alter_topic(broker: Broker, call: Call) -> Steps:
 
 def _alter_topic(broker: Broker, call: Call, request: m.AlterTopicRequest, change: Change) -> Steps:
     yield from _wait_turn(broker, change)
-    records = yield from decided(broker, call, partial(_decide_alter, broker, call, request))
+    rights = broker.authoriser.rights_of(call.connection_id)
+    decide_alter = partial(_decide_alter, broker, call, request, rights)
+    records = yield from decided(broker, call, decide_alter)
     topic = decide.find_topic(broker.metadata.pending, request.name)
     if not records or request.validate_only:
         return m.AlterTopicResponse(schema_id=topic.schema_id)
@@ -265,8 +283,12 @@ def _alter_topic(broker: Broker, call: Call, request: m.AlterTopicRequest, chang
     return m.AlterTopicResponse(schema_id=altered.schema_id)
 
 
-def _decide_alter(broker: Broker, call: Call, request: m.AlterTopicRequest) -> list[Record]:
+def _decide_alter(
+    broker: Broker, call: Call, request: m.AlterTopicRequest, rights: Rights | None
+) -> list[Record]:
     topic = decide.find_topic(broker.metadata.pending, request.name)
+    if rights is not None:
+        _check_alter(rights, request)
     call.cost = _schema_cost(request.schema)
     return decide.alter_topic(
         broker.metadata.pending,
@@ -277,6 +299,17 @@ def _decide_alter(broker: Broker, call: Call, request: m.AlterTopicRequest) -> l
         schema=request.schema,
         now_us=call.now.wall_us,
     )
+
+
+def _check_alter(rights: Rights, request: m.AlterTopicRequest) -> None:
+    needed = set[Operation]()
+    if request.set_configs or request.delete_configs:
+        needed.add(Operation.ALTER_CONFIGS)
+    if request.schema or request.partitions != -1:
+        needed.add(Operation.ALTER)
+    assert not request.schema or Operation.ALTER in needed
+    for operation in sorted(needed or {Operation.DESCRIBE}):
+        rights.check_topic(request.API, operation, request.name, no_topic(request.name))
 
 
 # --- parts --------------------------------------------------------------------------------------

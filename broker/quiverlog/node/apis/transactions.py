@@ -6,7 +6,8 @@ LIST and DESCRIBE show what is safe: each broker what it coordinates, and what i
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 from typing import Final
@@ -21,7 +22,9 @@ from quiverlog.node.broker import Broker
 from quiverlog.node.controller.not_controller import check_is_controller
 from quiverlog.node.runtime.jobs import Starter
 from quiverlog.node.runtime.tasks import Call, Future, Steps, Wait
+from quiverlog.node.security.authoriser import Rights, no_topic_id
 from quiverlog.node.transactions.coordinators import Shown
+from quiverlog.types import Operation, ResourceKind
 from quiverlog.wire.transaction_messages import (
     AbortTransactionRequest,
     CommitTransactionRequest,
@@ -65,6 +68,7 @@ def handle_open_transaction(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, OpenTransactionRequest)
     request.check()
+    _check_id(broker, call, request.transactional_id)
     _check_level(broker)
     if TRANSACTIONS not in broker.view.image.topics:
         check_is_controller(broker, call.connection_id)
@@ -78,16 +82,43 @@ def handle_commit_transaction(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, CommitTransactionRequest)
     request.check()
+    check_id = partial(_check_id, broker, call, request.transactional_id)
+    check_id()
     _check_level(broker)
-    return (yield from _counted(broker, broker.coordinators.commit(call)))
+    check = partial(_check_targets, broker, call, check_id)
+    return (yield from _counted(broker, broker.coordinators.commit(call, check)))
 
 
 def handle_abort_transaction(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, AbortTransactionRequest)
     request.check()
+    _check_id(broker, call, request.transactional_id)
     _check_level(broker)
     return (yield from _counted(broker, broker.coordinators.abort(call)))
+
+
+def _check_id(broker: Broker, call: Call, transactional_id: str) -> None:
+    rights = broker.authoriser.rights_of(call.connection_id)
+    if rights is not None:
+        kind = ResourceKind.TRANSACTIONAL_ID
+        rights.check(call.request.API, Operation.WRITE, kind, transactional_id)
+
+
+def _check_targets(
+    broker: Broker, call: Call, check_id: Callable[[], None], topic_ids: Collection[bytes]
+) -> None:
+    """Check, before the decision, what the rows need that were staged under earlier rules, or by
+    another client. Raises UnknownTopicId, NotAuthorized."""
+    check_id()
+    rights = broker.authoriser.rights_of(call.connection_id)
+    if rights is None:
+        return
+    for topic_id in sorted(topic_ids):
+        topic = broker.view.image.topics_by_id.get(topic_id)
+        if topic is None:
+            raise no_topic_id(topic_id)
+        rights.check_topic(call.request.API, Operation.WRITE, topic.name, no_topic_id(topic_id))
 
 
 def _counted(broker: Broker, steps: Steps) -> Steps:
@@ -155,7 +186,7 @@ def handle_list_transactions(broker: Broker, call: Call) -> Steps:
     if unknown := (wanted or set()) - set(TransactionState):
         raise InvalidRequest(f"there is no state {min(unknown)} of a transaction.")
     found: list[TransactionListing] = []
-    ids, next_id = yield from _page(broker, request.first_id)
+    ids, next_id = yield from _page(broker, call, request.first_id)
     for number, tid in enumerate(ids, 1):
         shown = broker.coordinators.shown(tid, call.now)
         if shown is not None:
@@ -172,7 +203,8 @@ def handle_list_transactions(broker: Broker, call: Call) -> Steps:
 def handle_describe_transactions(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, DescribeTransactionsRequest)
-    ids, next_id = yield from _page(broker, request.first_id, request.ids, of_staging=True)
+    rights = broker.authoriser.rights_of(call.connection_id)
+    ids, next_id = yield from _page(broker, call, request.first_id, request.ids, of_staging=True)
     waiting = yield from broker.staging.waits_of(set(ids), call.now)
     found: list[TransactionDescription] = []
     for number, tid in enumerate(ids, 1):
@@ -183,11 +215,16 @@ def handle_describe_transactions(broker: Broker, call: Call) -> Steps:
             one.listing = _listing(tid, shown)
             one.timeout_ms, one.single_use = shown.state.timeout_ms, shown.state.single_use
             one.waits = [*one.waits, *_waits(broker, shown)]
-        one.waits = _longest(one.waits)
+        one.waits = _longest(_seen(rights, one.waits))
         if shown is not None or one.staged or one.waits:
             found.append(one)
         if number % _SHOWN_PER_STEP == 0:
             yield None
+    if rights is not None and not rights.may(Operation.DESCRIBE, ResourceKind.CLUSTER):
+        # How much is staged, and what waits, of everybody.
+        return DescribeTransactionsResponse(
+            node_id=broker.config.node_id, transactions=found, next_id=next_id
+        )
     room = broker.staging.room(call.now.mono_us)
     return DescribeTransactionsResponse(
         node_id=broker.config.node_id,
@@ -197,14 +234,17 @@ def handle_describe_transactions(broker: Broker, call: Call) -> Steps:
         staged_bytes_max=room.bytes_max,
         staged_oldest_ms=room.oldest_us // 1000,
         waits=_longest(
-            [
-                *broker.staging.waits(call.now),
-                *(
-                    wait
-                    for shown in broker.coordinators.stuck(call.now)
-                    for wait in _waits(broker, shown)
-                ),
-            ]
+            _seen(
+                rights,
+                [
+                    *broker.staging.waits(call.now),
+                    *(
+                        wait
+                        for shown in broker.coordinators.stuck(call.now)
+                        for wait in _waits(broker, shown)
+                    ),
+                ],
+            )
         ),
         unserved=[
             UnservedPartition(one.replica.topic.name, one.replica.name.partition, one.why_failed)
@@ -213,15 +253,26 @@ def handle_describe_transactions(broker: Broker, call: Call) -> Steps:
     )
 
 
+def _seen(rights: Rights | None, waits: list[PublishWait]) -> list[PublishWait]:
+    return waits if rights is None else [one for one in waits if rights.sees(one.name)]
+
+
 def _longest(waits: list[PublishWait]) -> list[PublishWait]:
     key = attrgetter("since_us", "name", "partition")
     return heapq.nsmallest(CONFIGS_PER_REQUEST_MAX, waits, key=key)
 
 
 def _page(
-    broker: Broker, first_id: str, asked: list[str] | None = None, *, of_staging: bool = False
+    broker: Broker,
+    call: Call,
+    first_id: str,
+    asked: list[str] | None = None,
+    *,
+    of_staging: bool = False,
 ) -> Generator[Wait, object, tuple[list[str], str]]:
-    """Return ids in order, from `first_id` on, and the first of the next page."""
+    """Return the client's ids in order, from `first_id` on, and the first of the next page."""
+    rights = broker.authoriser.rights_of(call.connection_id)
+    kind = ResourceKind.TRANSACTIONAL_ID
     held: list[Iterable[str]]
     if asked is not None:
         held = [asked]
@@ -233,7 +284,11 @@ def _page(
         # A copy of the keys: ids come and go between the steps.
         left = iter(list(ids))
         while some := list(islice(left, _LOOKS_PER_STEP)):
-            found.update(one for one in some if one >= first_id)
+            found.update(
+                one
+                for one in some
+                if one >= first_id and (rights is None or rights.may(Operation.DESCRIBE, kind, one))
+            )
             found = set(heapq.nsmallest(_PAGE_IDS + 1, found))
             yield None
     page = sorted(found)

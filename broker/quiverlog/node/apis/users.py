@@ -13,7 +13,7 @@ from typing import Final
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.records import Credential, Record, UserRecord
 from quiverlog.core.security import users
-from quiverlog.core.security.principals import Kind
+from quiverlog.core.security.principals import NAME, Kind, of_user
 from quiverlog.errors import InvalidRequest, UnknownUser
 from quiverlog.limits import (
     TOKEN_LIFETIME_MS_DEFAULT,
@@ -23,6 +23,9 @@ from quiverlog.limits import (
 from quiverlog.node.broker import Broker
 from quiverlog.node.controller.not_controller import decided
 from quiverlog.node.runtime.tasks import Call, Steps
+from quiverlog.node.security.authoriser import Rights
+from quiverlog.node.security.needs import NEEDS
+from quiverlog.types import Operation, ResourceKind
 from quiverlog.wire.security.user_messages import (
     AlterUsersRequest,
     AlterUsersResponse,
@@ -89,6 +92,7 @@ _EVENTS: Final = {
     UserChange.NO_ADMIN: "user is no administrator any more",
     UserChange.DELETE: "user deleted",
 }
+_OPERATIONS: Final = {UserChange.CREATE: Operation.CREATE, UserChange.DELETE: Operation.DELETE}
 _OF_PASSWORD: Final = (UserChange.PASSWORD, UserChange.PASSWORD_BESIDE, UserChange.DROP_OLD)
 
 
@@ -98,6 +102,7 @@ def handle_alter_users(broker: Broker, call: Call) -> Steps:
     if request.change not in set(_EVENTS):
         raise InvalidRequest(f"change {request.change} of a user is unknown.")
     change = UserChange(request.change)
+    _check_change(broker, call, request, change)
     key = broker.entropy(users.SECURITY_KEY_BYTES)
     records = yield from decided(
         broker, call, partial(_alter_decide, broker, call, request, change, key)
@@ -107,6 +112,29 @@ def handle_alter_users(broker: Broker, call: Call) -> Steps:
         yield broker.metadata.proposal(records, call.now)
         broker.outbox.log("info", _EVENTS[change], user=request.name)
     return AlterUsersResponse(metadata_version=broker.metadata.image.version)
+
+
+def _check_change(
+    broker: Broker, call: Call, request: AlterUsersRequest, change: UserChange
+) -> None:
+    """Raises NotAuthorized."""
+    rights = broker.authoriser.rights_of(call.connection_id)
+    own = _own_name(broker, call.connection_id)
+    if rights is None or (change in _OF_PASSWORD and own and own == request.name):
+        return
+    operation = _OPERATIONS.get(change, Operation.ALTER)
+    rights.check(request.API, operation, ResourceKind.USER, request.name)
+    makes_admin = change is UserChange.CREATE and request.is_admin
+    if makes_admin or change in (UserChange.ADMIN, UserChange.NO_ADMIN):
+        rights.check(request.API, Operation.ALTER, ResourceKind.CLUSTER)
+    _check_no_admin(broker, call, rights, request.name)
+
+
+def _check_no_admin(broker: Broker, call: Call, rights: Rights, name: str) -> None:
+    """What one may do to an administrator, or as one, is all that there is: raise NotAuthorized
+    unless the client may change the cluster."""
+    if NAME.fullmatch(name) and broker.authoriser.may_all(of_user(name)):
+        rights.check(call.request.API, Operation.ALTER, ResourceKind.CLUSTER)
 
 
 def _alter_decide(
@@ -150,13 +178,20 @@ def handle_describe_users(broker: Broker, call: Call) -> Steps:
     assert isinstance(request, DescribeUsersRequest)
     yield None
     image = broker.metadata.image
+    rights = broker.authoriser.rights_of(call.connection_id)
+    principal = broker.clients.principal_of(call.connection_id)
+    own = principal.name if principal.kind is Kind.USER else ""
+
+    def sees(name: str, kind: ResourceKind = ResourceKind.USER) -> bool:
+        return rights is None or name == own or rights.may(Operation.DESCRIBE, kind, name)
+
     next_name = None
     if request.name is not None:
-        names = [request.name] if request.name in image.users else []
+        names = [request.name] if request.name in image.users and sees(request.name) else []
         if not names:
             raise UnknownUser(f"there is no user {request.name[:USER_NAME_CHARS_MAX]!r}.")
     else:
-        names = sorted(image.users)
+        names = sorted(filter(sees, image.users))
         names = names[bisect.bisect_left(names, request.first_name) :]
     found: list[DescribedUser] = []
     token_count = 0
@@ -166,7 +201,8 @@ def handle_describe_users(broker: Broker, call: Call) -> Steps:
             break
         user = image.users.get(name)
         if user is not None:
-            found.append(_described(image, user, with_tokens=request.with_tokens))
+            with_tokens = request.with_tokens and sees(name, ResourceKind.TOKEN)
+            found.append(_described(image, user, with_tokens=with_tokens))
             token_count += len(found[-1].tokens)
         yield None
     assert next_name is None or found, "a page has a user"
@@ -231,6 +267,11 @@ def _owner(broker: Broker, call: Call, asked: str) -> str:
     """Return whose tokens a request is about."""
     own = _own_name(broker, call.connection_id)
     if asked and asked != own:
+        rights = broker.authoriser.rights_of(call.connection_id)
+        if rights is not None:
+            api = call.request.API
+            rights.check(api, NEEDS[api].operation, ResourceKind.TOKEN, asked)
+            _check_no_admin(broker, call, rights, asked)
         return asked
     if not own:
         raise InvalidRequest(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
+from typing import Final
 
 from quiverlog.errors import (
     CorruptLog,
@@ -12,7 +14,6 @@ from quiverlog.errors import (
     StorageFault,
     ThrottledBroker,
     UnknownPartition,
-    UnknownTopicId,
 )
 from quiverlog.node.assignment.assignment import Assignment
 from quiverlog.node.controller.leader_lease import LeaderLease
@@ -25,15 +26,20 @@ from quiverlog.node.runtime.jobs import Jobs, Starter
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.node.runtime.purgatory import Waiter
+from quiverlog.node.security.authoriser import Guard, no_topic_id
 from quiverlog.storage.disk.disk import is_unreadable_file
 from quiverlog.storage.segment.reading_jobs import NotResident
 
-__all__ = ["Lookup"]
+__all__ = ["RULES_CHANGED", "Lookup"]
+
+RULES_CHANGED: Final = -2
+"""In place of an entry's index: all of them."""
 
 
 class Lookup:
     __slots__ = (
         "_assignment",
+        "_guard",
         "_jobs",
         "_leader_lease",
         "_metadata",
@@ -58,6 +64,7 @@ class Lookup:
         on_damage: Callable[[Replica, str], None],
         leader_lease: LeaderLease,
     ) -> None:
+        self._guard: Guard | None = None
         self._leader_lease = leader_lease
         self._on_damage = on_damage
         self._assignment = assignment
@@ -70,6 +77,19 @@ class Lookup:
         self._node_id = config.node_id
         self.fetch_bytes_default = config.fetch_bytes_default
 
+    def guarded(self, guard: Guard | None) -> Lookup:
+        """Return the look-up of one client, which has no other way to a partition."""
+        assert self._guard is None, "a client's look-up stays its own"
+        if guard is None:
+            return self
+        found = guard.lookup
+        if found is None:
+            found = guard.lookup = copy(self)
+            found._guard = guard
+            guard.leading = found.leading
+        assert isinstance(found, Lookup)
+        return found
+
     # --- partitions ----------------------------------------------------------------------------
     def leading(self, topic_id: bytes, partition: int) -> Replica:
         """Return the partition for what only its leader may do (the table in leader_lease.py).
@@ -78,6 +98,8 @@ class Lookup:
             NotLeader: another broker leads it, or may by now.
             Other errors: as `replica`.
         """
+        if self._guard is not None:
+            self._guard.check(topic_id)
         replica = self._replicas.get((topic_id, partition))
         if replica is None:
             raise self._why_not(topic_id, partition, from_follower=False)
@@ -112,10 +134,13 @@ class Lookup:
 
         Raises:
             UnknownTopicId, UnknownPartition, NotLeader
+            NotAuthorized: the client of a guarded look-up may describe the topic, and no more.
             CorruptLog, StorageFault, DiskFull: it is offline.
             ThrottledBroker: it is being opened.
             ReplicaNotAvailable: the copy here cannot be read now.
         """
+        if self._guard is not None:
+            self._guard.check(topic_id)
         replica = self._replicas.get((topic_id, partition))
         if replica is None and from_follower:
             replica = self._copy(topic_id, partition)
@@ -124,10 +149,14 @@ class Lookup:
         return replica
 
     def find_leader(self, topic_id: bytes, partition: int) -> Replica | None:
+        if self._guard is not None and not self._guard.allows(topic_id):
+            return None
         return self._replicas.get((topic_id, partition))
 
     def read(self, topic_id: bytes, partition: int, *, from_follower: bool) -> Replica | None:
         """As `replica`, with None in place of an error."""
+        if self._guard is not None and not self._guard.allows(topic_id):
+            return None
         replica = self._replicas.get((topic_id, partition))
         if replica is None and from_follower:
             return self._copy(topic_id, partition)
@@ -146,7 +175,7 @@ class Lookup:
     def _why_not(self, topic_id: bytes, partition: int, from_follower: bool) -> QuiverlogError:
         topic = self._metadata.image.topics_by_id.get(topic_id)
         if topic is None:
-            return UnknownTopicId(f"there is no topic with id {topic_id[:16].hex()}.")
+            return no_topic_id(topic_id)
         name = f"{topic.name}-{partition}"
         if not 0 <= partition < len(topic.partitions):
             return UnknownPartition(
@@ -192,6 +221,20 @@ class Lookup:
     @property
     def metadata_version(self) -> int:
         return self._metadata.image.version
+
+    @property
+    def rules_seen(self) -> int:
+        """Another number: the client's rights may have changed. 0: all is allowed."""
+        return 0 if self._guard is None else self._guard.rights.changes
+
+    def watch_rules(self, waiter: Waiter) -> None:
+        """Wake a waiter with the index RULES_CHANGED."""
+        if self._guard is not None:
+            self._guard.rights.watched.watch(waiter, RULES_CHANGED)
+
+    def unwatch_rules(self, waiter: Waiter) -> None:
+        if self._guard is not None:
+            self._guard.rights.watched.unwatch(waiter)
 
     def watch_metadata(self, waiter: Waiter) -> None:
         """Wake a waiter with the index -1 when the version changes."""

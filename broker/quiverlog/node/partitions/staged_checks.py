@@ -32,7 +32,7 @@ from quiverlog.limits import (
 )
 from quiverlog.wire.transaction_messages import check_epoch_and_sequence, check_transactional_id
 
-__all__ = ["STAGED_SCHEMAS", "InnerChecks"]
+__all__ = ["STAGED_SCHEMAS", "InnerChecks", "named_row"]
 
 _SCHEMA: Final = INTERNAL_TOPICS[STAGED].schema
 # Rows with nulls pass as a batch and are refused here: by their numbers.
@@ -53,12 +53,17 @@ class InnerChecks:
         topics: by id; the image's own, so a job sees those of its moment.
     """
 
-    __slots__ = ("_checked", "_topics", "decoded_bytes", "row_count", "rows", "rows_cost")
+    __slots__ = (
+        "_checked", "_topics", "decoded_bytes", "named", "row_count", "rows", "rows_cost"
+    )  # fmt: skip
 
     def __init__(self, topics: Mapping[bytes, TopicImage]) -> None:
         self._topics = topics
         self._checked: list[tuple[CheckedBatch, bool]] = []
         self.rows: list[StagedRow] = []
+        self.named: dict[tuple[str, bytes], int] = {}
+        """The transactional ids and topics of the rows, up to a bad one, each with its first row.
+        """
         self.row_count = self.decoded_bytes = self.rows_cost = 0
 
     def structure(self, outer: Sequence[CheckedBatch], now_wall_us: int) -> None:
@@ -74,7 +79,7 @@ class InnerChecks:
                 try:
                     self._take(now_wall_us, *values)
                 except QuiverlogError as error:
-                    raise _named(error, len(self.rows)) from None
+                    raise named_row(error, len(self.rows)) from None
         if count > 1 and self.row_count > BATCH_ROWS_MAX:
             raise BatchTooLarge(
                 f"an entry stages {self.row_count} rows, allowed are {BATCH_ROWS_MAX}."
@@ -90,7 +95,7 @@ class InnerChecks:
             try:
                 check_rows(batch, full=full)
             except QuiverlogError as error:
-                raise _named(error, number) from None
+                raise named_row(error, number) from None
 
     def _take(
         self,
@@ -114,6 +119,7 @@ class InnerChecks:
             raise InvalidRequest(
                 f"an attempt has {TRANSACTION_ATTEMPT_BYTES} bytes, this one {len(attempt)}."
             )
+        self.named.setdefault((name, bytes(topic_id)), len(self.rows))
         topic = self._target(bytes(topic_id), partition)
         config = topic.config
         batch = check_batch(
@@ -160,7 +166,7 @@ class InnerChecks:
         return topic
 
 
-def _named(error: QuiverlogError, row: int) -> QuiverlogError:
+def named_row(error: QuiverlogError, row: int) -> QuiverlogError:
     return type(error)(f"staged row {row}: {error.message}", **{**error.details, "row": row})
 
 
@@ -191,7 +197,7 @@ def _rows_of(batch: CheckedBatch, first_row: int) -> Iterator[tuple[Any, ...]]:
         if metadata.nodes[2 * number + 1]:
             row = next(row for row in range(count) if not valid[row >> 3] >> (row & 7) & 1)
             name = _SCHEMA.names[number]
-            raise _named(InvalidRequest(f"{name!r} is null."), first_row + row)
+            raise named_row(InvalidRequest(f"{name!r} is null."), first_row + row)
         if code is not None:
             columns.append(_numbers(next(pieces), code, count))
         else:

@@ -20,20 +20,27 @@ Account = tuple[str, int | str]
 class Clients:
     """`super_users` may do everything."""
 
-    __slots__ = ("_accounts", "_addresses", "_listeners", "_principals", "accounts", "super_users")
+    __slots__ = (
+        "_accounts", "_addresses", "_hosts", "_listeners", "_principals", "accounts", "principals",
+        "super_users",
+    )  # fmt: skip
 
     def __init__(self, super_users: Iterable[str] = ()) -> None:
         self._addresses: dict[int, str] = {}
+        self._hosts: dict[int, str] = {}
         self._listeners: dict[int, str] = {}
         self._accounts: dict[int, tuple[Account, ...]] = {}
         self.accounts: Mapping[int, tuple[Account, ...]] = self._accounts
         self._principals: dict[int, Principal] = {}
         self.set_super_users(super_users)
+        self.principals: Mapping[int, Principal] = self._principals
+        """Of the connections that have proved one."""
 
     def opened(self, connection_id: int, peer: str, listener: str) -> None:
         """Record a connection; without a valid address in `peer` it has no address account."""
         with contextlib.suppress(ValueError):
-            self._addresses[connection_id] = network_of(parse_address(peer).host)
+            self._hosts[connection_id] = host = parse_address(peer).host
+            self._addresses[connection_id] = network_of(host)
         if listener != LISTENER_DEFAULT:
             self._listeners[connection_id] = listener
 
@@ -46,6 +53,10 @@ class Clients:
 
     def set_super_users(self, names: Iterable[str]) -> None:
         self.super_users = frozenset(map(of_user, names))
+
+    def host_of(self, connection_id: int) -> str:
+        """Return the address of the other end; empty: it is not known."""
+        return self._hosts.get(connection_id, "")
 
     def principal_of(self, connection_id: int) -> Principal:
         """Return what the connection has proved."""
@@ -74,5 +85,6 @@ class Clients:
     def drop(self, connection_id: int) -> None:
         self._accounts.pop(connection_id, None)
         self._addresses.pop(connection_id, None)
+        self._hosts.pop(connection_id, None)
         self._listeners.pop(connection_id, None)
         self._principals.pop(connection_id, None)

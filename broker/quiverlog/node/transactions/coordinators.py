@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -46,7 +46,7 @@ from quiverlog.node.runtime.jobs import Starter, Then
 from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
-from quiverlog.node.runtime.tasks import Call, Future, Outcome, Wait, gather
+from quiverlog.node.runtime.tasks import Call, Future, Outcome, Steps, Wait, gather
 from quiverlog.node.transactions.hosted import Hosted, Hosting
 from quiverlog.node.transactions.kinds import read_batch
 from quiverlog.node.transactions.leaders import Leaders
@@ -78,8 +78,7 @@ PUBLISH_BACKOFF_MS_MIN: Final = 50
 PUBLISH_BACKOFF_MS_MAX: Final = 2_000
 COUNT_BACKOFF_MS: Final = 50
 COUNTS_AT_ONCE: Final = 16  # Of one COMMIT.
-SWEEP_MS: Final = 10_000
-"""Between two looks for ids that are to be forgotten."""
+SWEEP_MS: Final = 10_000  # Between two looks for ids that are to be forgotten.
 _PARTS_PER_STEP: Final = 500
 _STUCK_MAX: Final = 256
 _SWEEP_MIN: Final = 256
@@ -87,6 +86,7 @@ _SWEEP_MIN: Final = 256
 _TARGET_ROWS_MAX: Final = 2**31 - 1
 
 _Key = tuple[Hosted, str]
+_Check = Callable[[Collection[bytes]], None]  # Raises: the client may not write to one.
 
 
 class TransactionsKind:
@@ -371,7 +371,7 @@ class Coordinators:
         return future.wait
 
     # --- COMMIT --------------------------------------------------------------------------------
-    def commit(self, call: Call) -> Generator[Wait, object, CommitTransactionResponse]:
+    def commit(self, call: Call, check: _Check) -> Steps:
         request = call.request
         assert isinstance(request, CommitTransactionRequest)
         tid, deadline_us = request.transactional_id, call.now.mono_us + request.timeout_ms * 1000
@@ -399,15 +399,15 @@ class Coordinators:
             refused: QuiverlogError | None = None
             self._deciding[tid] += 1
             try:
-                level = yield from self._count(call, hosted, counts, deadline_us)
+                level, targets = yield from self._count(call, hosted, counts, deadline_us)
             except QuiverlogError as error:
                 refused = error
             finally:
                 self._deciding[tid] -= 1
                 assert self._deciding[tid] >= 0
                 self._deciding += Counter()  # Without zeros.
-            # What was counted is of the past: look at all again, and decide in the same turn. Rows
-            # are missing, too, where the same commit, sent twice, was decided and published.
+            # What was counted is of the past: look again, and decide in the same turn. Rows are
+            # missing, too, where the same commit, sent twice, was decided and published.
             if self._ask(tid) != (hosted, machine):
                 continue
             standing = machine.check_commit(tid, request.epoch, request.sequence, digest)
@@ -415,6 +415,7 @@ class Coordinators:
                 continue
             if refused is not None:
                 raise refused
+            check(targets)
             records = machine.commit(
                 tid,
                 request.epoch,
@@ -467,14 +468,12 @@ class Coordinators:
 
     def _count(
         self, call: Call, hosted: Hosted, counts: Sequence[_Counts], deadline_us: int
-    ) -> Generator[Wait, object, int]:
-        """Have the staging leaders count; returns the weakest level of rows and decision.
-
-        Raises StagedRowsLost, UnknownTopicId, InvalidRequest; what a leader answers.
-        """
+    ) -> Generator[Wait, object, tuple[int, set[bytes]]]:
+        """Have the staging leaders count; returns the weakest level of rows and decision, topics.
+        Raises StagedRowsLost, UnknownTopicId, InvalidRequest; what a leader answers."""
         request = call.request
         assert isinstance(request, CommitTransactionRequest)
-        levels = [_decision_level(hosted)]
+        levels, targets = [_decision_level(hosted)], set[bytes]()
         missing = list(counts)
         while missing:
             asked = [
@@ -491,10 +490,10 @@ class Coordinators:
                     assert isinstance(response, CountStagedResponse)
                     self._check_counted(one.part.staged_partition, response)
                     levels.append(int(response.durability))
+                    targets.update(target.topic_id for target in response.targets)
                 elif not isinstance(error, QuiverlogError) or not error.retriable:
                     raise error
-                elif call.now.mono_us >= deadline_us:
-                    # In words of this API: NOT_LEADER would be of another partition.
+                elif call.now.mono_us >= deadline_us:  # NOT_LEADER would be another partition's.
                     raise CoordinatorNotReady(
                         f"{STAGED}-{one.part.staged_partition} could not be asked: {error.message}"
                     )
@@ -505,7 +504,7 @@ class Coordinators:
                 yield self._pause(call.now.mono_us + COUNT_BACKOFF_MS * 1000)
                 hosted.serve()  # Raises: the next coordinator counts again.
         assert len(levels) == 1 + len(counts), "each part is counted once"
-        return min(levels)
+        return min(levels), targets
 
     def _count_one(
         self,
