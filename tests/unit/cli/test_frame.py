@@ -174,7 +174,7 @@ def completed(*words: str) -> list[str]:
 
 
 def test_completion_of_words():
-    assert completed("to") == ["topic"]
+    assert completed("to") == ["topic", "token"]
     assert {"create", "list", "describe", "alter", "delete", "trim"} <= set(completed("topic", ""))
     assert "--bootstrap-server" in completed("topic", "list", "--b")
     assert completed("topic", "describe", "fl") == []  # no broker: no names, and no error

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
+from pyspark_quiverlog import pool
+from pyspark_quiverlog.access import Access, Secret, access_of, without_login
 from pyspark_quiverlog.option_table import OPTIONS, REFUSED, Use, options_page
 from pyspark_quiverlog.options import (
     ReadOptions,
@@ -14,7 +17,11 @@ from pyspark_quiverlog.options import (
     parse_write_options,
 )
 from pyspark_quiverlog.pool import endpoint
+from quiverlog.client.base.security import Security
 from quiverlog.errors import InvalidOption
+from quiverlog.wire.authentication_messages import token_text
+
+TOKEN = token_text("ab" * 12, bytes(32))
 
 BASE = {"bootstrap.servers": "127.0.0.1:9292", "subscribe": "flights"}
 
@@ -204,7 +211,8 @@ def test_the_warehouse_path_of_a_catalogue_table_is_no_topic() -> None:
 
 def test_the_table_covers_the_option_classes_exactly() -> None:
     for use, cls in ((Use.READ, ReadOptions), (Use.WRITE, WriteOptions)):
-        assert {s.field for s in OPTIONS.values() if s.where & use} == {
+        of_the_driver = {"token"}  # What it sends to tasks.
+        assert {s.field for s in OPTIONS.values() if s.where & use} | of_the_driver == {
             f.name for f in dataclasses.fields(cls)
         }
 
@@ -223,6 +231,90 @@ def test_the_options_page_has_a_row_per_option(use: Use) -> None:
 
 
 def test_the_security_file_distinguishes_clients() -> None:
-    assert endpoint(read()).security_file == ""
-    assert endpoint(read(**{"security.file": "/etc/q.toml"})).security_file == "/etc/q.toml"
-    assert endpoint(write(**{"security.file": "a.toml"})).security_file == "a.toml"
+    assert endpoint(read()).access == Access()
+    assert endpoint(read(**{"security.file": "/etc/q.toml"})).access.file == "/etc/q.toml"
+    assert endpoint(write(**{"security.file": "a.toml"})).access.file == "a.toml"
+
+
+def test_logins_distinguish_clients_and_show_no_password() -> None:
+    own = [
+        endpoint(read(user="alice", password="secret-1")),
+        endpoint(read(user="alice", password="secret-2")),
+        endpoint(read(user="alice", passwordFile="secret-1")),
+        endpoint(read(user="bob", passwordEnv="P")),
+        endpoint(write(tokenFile="t")),
+    ]
+    assert len(set(own)) == len(own)
+    assert endpoint(read(user="alice", password="secret-1")) == own[0]
+    assert [one.access.is_drivers for one in own] == [True, True, True, True, False]
+    for shown in (repr(own[0]), str(own[0].access), repr(read(user="alice", password="secret-1"))):
+        assert "secret" not in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"user": "alice"}, "passwordFile"),
+        ({"password": "secret"}, "user"),
+        ({"passwordEnv": "P"}, "user"),
+        ({"user": "alice", "password": "secret", "passwordFile": "f"}, "passwordFile"),
+        ({"user": "alice", "password": "secret", "tokenFile": "f"}, "tokenFile"),
+        ({"user": "alice", "tokenFile": "f"}, "leave `user` out"),
+        ({"user": "alice", "password": ""}, "password"),
+        ({"tokenFile": "t", "tokenLifetime": "59s"}, "1m to 24h"),
+        ({"tokenFile": "t", "tokenLifetime": "25h"}, "1m to 24h"),
+    ],
+    ids=str,
+)
+def test_contradicting_logins_are_refused_without_the_password(
+    given: dict[str, str], named: str
+) -> None:
+    for parse in (read, write):
+        with pytest.raises(InvalidOption, match=named) as found:
+            parse(**given)
+        assert "secret" not in str(found.value)
+
+
+def test_a_description_is_made_of_options_and_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text('tls = false\nuser = "carol"\npassword = "hers"\n')
+    named = {"security.file": str(file)}
+    assert access_of(read(**named)).security() == Security(tls=False, user="carol", password="hers")
+    own = access_of(read(**named, user="alice", password="secret"))
+    assert own.security() == Security(tls=False, user="alice", password="secret")
+    sent = without_login(read(**named, user="alice", password="secret"), Secret(TOKEN))
+    assert (sent.user, sent.password) == (None, None)
+    assert access_of(sent).security() == Security(tls=False, token=TOKEN)
+    assert not access_of(sent).is_drivers
+    assert access_of(read()).security() is None
+
+
+def test_a_token_of_tasks_is_made_anew_at_half_of_its_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[float] = []
+
+    class Client:
+        mechanism = "SCRAM-SHA-256"
+
+        def who_am_i(self) -> Client:
+            return self
+
+        def create_token(self, lifetime_s: float) -> Client:
+            made.append(lifetime_s)
+            self.text = f"token-{len(made)}"
+            return self
+
+    client, now_s = Client(), 0.0
+    monkeypatch.setattr(pool, "_pool", pool._Pool())
+    monkeypatch.setattr(pool, "client", lambda where: client)
+    monkeypatch.setattr(pool.time, "monotonic", lambda: now_s)
+    options = read(user="alice", password="secret", tokenLifetime="1h")
+    first = pool.task_token(options)
+    now_s = 1_799.0
+    assert pool.task_token(options) == first == Secret("token-1")
+    now_s = 1_800.0
+    assert pool.task_token(options) == Secret("token-2")
+    assert made == [3_600.0, 3_600.0]
+    assert pool.task_token(read(tokenFile="t")) is None, "each task reads it"
+    client.mechanism = ""
+    now_s = 4_000.0
+    assert pool.task_token(options) is None, "the brokers ask for no login"
