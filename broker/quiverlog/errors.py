@@ -88,6 +88,7 @@ __all__ = [
     "StorageFault",
     "ThrottledBroker",
     "TlsFailed",
+    "TlsRequired",
     "TooFewBrokers",
     "TooManyConnections",
     "TooManyConnectionsFromAddress",
@@ -698,6 +699,11 @@ class NotAuthenticated(QuiverlogError):
 class AuthenticationFailed(QuiverlogError):
     code = 104
     hint = "One of the two brokers refuses the other's proof: its log says why."
+
+
+class TlsRequired(QuiverlogError):
+    code = 108
+    hint = "Give the client a security file (docs/security.md), or another listener's address."
 
 
 class BrokerNotReached(QuiverlogError):

@@ -32,6 +32,7 @@ _COMMANDS = {
     "dump-log": "quiverlog.cli.tools.dump_log:dump_log",
     "doctor": "quiverlog.cli.tools.doctor:doctor",
     "secret": "quiverlog.cli.tools.secret:secret",
+    "security": "quiverlog.cli.tools.security:security",
     "profile": "quiverlog.cli.tools.profile:profile",
     "docs": "quiverlog.cli.tools.docs:docs",
     "demo": "quiverlog_demo.command:demo",

@@ -16,11 +16,11 @@ import os
 from dataclasses import dataclass, fields
 from typing import Final, TypeAlias
 
+from quiverlog.addresses import SECURITY_VARIABLE
 from quiverlog.errors import InvalidSecurity
 
-__all__ = ["SECURITY_VARIABLE", "Security", "SecurityLike", "security_of"]
+__all__ = ["Security", "SecurityLike", "security_of"]
 
-SECURITY_VARIABLE: Final = "QUIVERLOG_SECURITY_FILE"
 _FILE_BYTES_MAX: Final = 64 << 10
 _TEXT_CHARS_MAX: Final = 4096
 

@@ -60,6 +60,8 @@ class NodeConfig:
     proof_required: bool | None = None
     """Whether other brokers must prove that they have the secret; None: as the directory has it,
     and with a new directory where there is a secret."""
+    brokers_have_certificates: bool = False
+    """Brokers meet by TLS: what one sends counts only with the certificate of that broker."""
     rack: str = ""
     broker_session_ms: int = BROKER_SESSION_MS_DEFAULT
     """A broker silent for this long is fenced; the controller's value counts."""

@@ -45,7 +45,12 @@ def with_values(config: BrokerConfig, values: Mapping[str, str]) -> BrokerConfig
 
 
 def _of_listeners(config: BrokerConfig) -> object:
-    return dict(config.listeners), config.listeners_without_administration
+    return (
+        dict(config.listeners),
+        config.listeners_without_administration,
+        dict(config.listeners_tls),
+        config.listeners_without_local_reads,
+    )
 
 
 def compare_configs(running: BrokerConfig, found: BrokerConfig) -> Reload:

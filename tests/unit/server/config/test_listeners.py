@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from quiverlog.node.runtime.events import ConnectionOpened
 from quiverlog.server.config.config import load_config
 from quiverlog.server.config.listeners import LISTENERS_MAX, ListenerConfig
 from quiverlog.server.config.reload import compare_configs
+from quiverlog.tls import ServerTls
 from quiverlog.wire import messages as m
 from quiverlog.wire.cluster_messages import UpdateFeaturesRequest
 from quiverlog.wire.decommission_messages import DecommissionBrokerRequest, DecommissionStep
@@ -43,6 +45,14 @@ def test_a_listener_from_the_file_the_environment_and_flags(tmp_path: Path) -> N
     assert load_config().listeners == {}
 
 
+CERT = {"listeners.default.tls.cert.file": "c"}
+PEERS = {
+    "inter.broker.listener": "p",
+    "listeners.p.bind": "h:1",
+    "listeners.p.tls.cert.file": "c",
+}
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -69,6 +79,18 @@ def test_a_listener_from_the_file_the_environment_and_flags(tmp_path: Path) -> N
             },
             "--set listeners.a.administration, --set listeners.default.administration: no list",
         ),
+        ({"listeners.default.tls.key.file": "k"}, "needs `tls.cert.file`"),
+        ({"listeners.default.tls.client.auth": "wanted"}, "needs `tls.cert.file`"),
+        (CERT | {"listeners.default.tls.client.auth": "wanted"}, "needs `tls.client.ca.file`"),
+        (CERT | {"listeners.default.tls.client.ca.file": "a"}, "asks for no certificate"),
+        (CERT | {"listeners.default.tls.version.min": "1.1"}, "allowed are 1.2, 1.3"),
+        (CERT, "brokers meet at listener 'default'"),
+        (
+            PEERS
+            | {"listeners.p.tls.client.auth": "wanted", "listeners.p.tls.client.ca.file": "a"},
+            "brokers meet at listener 'p'.*must be required there",
+        ),
+        ({"listeners.http.bind": "h:1"}, "`http` is the port of `http.listen`"),
         ({"inter.broker.listener": "none"}, "no listener is called 'none'"),
         ({f"listeners.a{n}.bind": "h:0" for n in range(LISTENERS_MAX + 1)}, "at most 8"),
     ],
@@ -76,7 +98,42 @@ def test_a_listener_from_the_file_the_environment_and_flags(tmp_path: Path) -> N
 def test_senseless_listeners_are_refused(given: dict[str, object], why: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         load_config(flags=given)
-    assert why in str(caught.value)
+    assert re.search(why, str(caught.value)) or why in str(caught.value)
+
+
+def test_tls_of_listeners(tmp_path: Path) -> None:
+    assert load_config().listeners_tls == {}
+    assert load_config().listeners_without_local_reads == set()
+    path = tmp_path / "quiverlog.toml"
+    path.write_text(
+        """
+        [listeners.default.tls]
+        cert.file = "c"
+        client.auth = "required"
+        client.ca.file = "a"
+        [listeners.http.tls]
+        cert.file = "h"
+        key.file = "k"
+        version.min = "1.2"
+        """
+    )
+    config = load_config(path)
+    assert config.listeners == {}
+    assert config.listeners_tls == {
+        "default": ServerTls("c", "", "a", "required", "1.3"),
+        "http": ServerTls("h", "k", "", "none", "1.2"),
+    }
+    assert config.listeners_without_local_reads == {"default"}
+    environ = {
+        "QUIVERLOG_LISTENERS_DEFAULT_TLS_CERT_FILE": "e",
+        "QUIVERLOG_LISTENERS_DEFAULT_LOCAL_READS": "true",
+    }
+    config = load_config(path, environ=environ)
+    assert config.listeners_tls["default"].cert_file == "e"
+    assert config.listeners_without_local_reads == set()
+    refused = load_config(flags={"listeners.default.local.reads": "false"})
+    assert refused.listeners_without_local_reads == {"default"}
+    assert compare_configs(load_config(), config).restart == ("listeners",)
 
 
 def test_a_variable_of_a_listener_that_is_no_key_is_refused() -> None:
