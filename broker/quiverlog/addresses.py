@@ -13,6 +13,7 @@ __all__ = [
     "BOOTSTRAP_DEFAULT",
     "BOOTSTRAP_VARIABLE",
     "PORT_DEFAULT",
+    "SECURITY_VARIABLE",
     "Address",
     "network_of",
     "parse_address",
@@ -21,6 +22,7 @@ __all__ = [
 
 PORT_DEFAULT: Final = 9292
 BOOTSTRAP_DEFAULT: Final = f"127.0.0.1:{PORT_DEFAULT}"
+SECURITY_VARIABLE: Final = "QUIVERLOG_SECURITY_FILE"
 BOOTSTRAP_VARIABLE: Final = "QUIVERLOG_BOOTSTRAP_SERVER"
 PORT_MAX: Final = 65_535
 HOST_CHARS_MAX: Final = 255

@@ -93,6 +93,7 @@ __all__ = [
     "StorageFault",
     "ThrottledBroker",
     "TlsFailed",
+    "TlsRequired",
     "TooFewBrokers",
     "TooManyConnections",
     "TooManyConnectionsFromAddress",
@@ -737,6 +738,11 @@ class NotAuthorized(QuiverlogError):
         "`quiverlog acl list` shows the rules, `quiverlog acl add` makes one; what no rule allows"
         " is denied."
     )
+
+
+class TlsRequired(QuiverlogError):
+    code = 108
+    hint = "Give the client a security file (docs/security.md), or another listener's address."
 
 
 class BrokerNotReached(QuiverlogError):

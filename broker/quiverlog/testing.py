@@ -35,6 +35,7 @@ def cluster(
     racks: Sequence[str] | None = None,
     config: Mapping[str, str] | None = None,
     timeout_s: float = 60.0,
+    tls: bool = False,
 ) -> Iterator[LocalCluster]:
     """Start a cluster on free ports of 127.0.0.1, in a temporary directory; remove it at the end.
 
@@ -43,6 +44,8 @@ def cluster(
         racks: a label for each; `a`, `b`, `c` by turns unless given.
         config: settings for all brokers, by the keys of docs/config.md.
         timeout_s: seconds until it must be ready.
+        tls: clients and brokers connect by TLS; `security` of the cluster is for clients. Needs the
+            extra `security`.
 
     Yields:
         The ready cluster: `bootstrap` for clients, `client()`, and `brokers[1]` and so on to
@@ -59,7 +62,7 @@ def cluster(
     if len(labels) != brokers:
         raise ValueError(f"{len(labels)} racks for {brokers} brokers")
     with tempfile.TemporaryDirectory(prefix="quiverlog-testing-") as folder:
-        made = LocalCluster.create(Path(folder) / "cluster", racks=labels, config=config)
+        made = LocalCluster.create(Path(folder) / "cluster", racks=labels, config=config, tls=tls)
         # A test run that ends without unwinding its fixtures leaves no broker behind.
         atexit.register(made.remove)
         try:

@@ -13,22 +13,29 @@ import binascii
 import os
 import re
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 __all__ = [
+    "VERSIONS",
     "BadTlsFiles",
     "Certificate",
     "Fingerprint",
+    "ServerTls",
     "certificates_in",
     "client_context",
     "fingerprint",
+    "is_busy",
+    "peer_names",
+    "server_context",
     "why_failed",
 ]
 
+VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _PEM_BYTES_MAX: Final = 4 << 20
 _CERTIFICATES_MAX: Final = 1_000
+_NAMES_MAX: Final = 100
 
 Fingerprint = tuple[tuple[int, int, int] | None, ...]
 """By file (inode, size, time of change in ns): another one means that it is read again."""
@@ -44,6 +51,28 @@ class Certificate(NamedTuple):
     serial: int
     not_before_s: float
     not_after_s: float
+
+
+class ServerTls(NamedTuple):
+    """How a listener speaks TLS.
+
+    Attributes:
+        key_file: empty: the key is in `cert_file`.
+        client_auth: whether clients show a certificate: `none`, `wanted` or `required`.
+        version_min: `1.2` or `1.3`.
+        is_required: False: connections without TLS are taken, too.
+    """
+
+    cert_file: str
+    key_file: str = ""
+    client_ca_file: str = ""
+    client_auth: str = "none"
+    version_min: str = "1.3"
+    is_required: bool = True
+
+    @property
+    def files(self) -> tuple[str, str, str]:
+        return self.cert_file, self.key_file, self.client_ca_file
 
 
 def fingerprint(paths: Iterable[str]) -> Fingerprint:
@@ -83,6 +112,24 @@ def client_context(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContex
     return context
 
 
+def server_context(settings: ServerTls) -> ssl.SSLContext:
+    """Return the context of a listener.
+
+    Raises:
+        BadTlsFiles: as `client_context`.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = VERSIONS[settings.version_min]
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
+    context.num_tickets = 0
+    _show(context, settings.cert_file, settings.key_file)
+    if settings.client_auth != "none":
+        _trust(context, settings.client_ca_file)
+        is_required = settings.client_auth == "required"
+        context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
+    return context
+
+
 def certificates_in(path: str) -> list[Certificate]:
     """Return the certificates of a PEM file, in order.
 
@@ -105,6 +152,20 @@ def certificates_in(path: str) -> list[Certificate]:
         raise BadTlsFiles(f"{path} has a damaged certificate") from None
 
 
+def peer_names(verified: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the names in a verified certificate: `URI:...`, `DNS:...`, then `CN:...`.
+
+    Args:
+        verified: as `getpeercert` returns it; None or empty: none was shown.
+    """
+    if not verified:
+        return ()
+    found = [f"{kind}:{name}" for kind, name in verified.get("subjectAltName", ())]
+    for parts in verified.get("subject", ()):
+        found += [f"CN:{value}" for key, value in parts if key == "commonName"]
+    return tuple(found[:_NAMES_MAX])
+
+
 def why_failed(error: BaseException) -> str:
     """Return the cause of a failed handshake, as the end of a sentence."""
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -116,6 +177,11 @@ def why_failed(error: BaseException) -> str:
         if part in reason:
             return meaning
     return f"the TLS handshake failed ({reason.lower().replace('_', ' ') or error})"
+
+
+def is_busy(error: ssl.SSLError) -> bool:
+    """Return whether the other side has no place for the connection, and may have one later."""
+    return "ALERT_INTERNAL_ERROR" in (error.reason or "")
 
 
 # Parts of OpenSSL's names, which differ between its versions.
@@ -132,6 +198,7 @@ _REASONS: Final = {
     "RECORD_LAYER_FAILURE": "it answers without TLS",
     "HTTP_REQUEST": "it was sent HTTP without TLS",
     "UNSUPPORTED_PROTOCOL": "it speaks another version of TLS",
+    "ALERT_INTERNAL_ERROR": "it has no place for another connection now",
     "ALERT_PROTOCOL_VERSION": "it speaks another version of TLS",
     "UNEXPECTED_EOF": "the connection was closed during the TLS handshake",
 }

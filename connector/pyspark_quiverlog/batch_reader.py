@@ -12,7 +12,6 @@ from quiverlog.errors import InvalidOption
 
 from . import pool
 from ._compat import DataSourceReader
-from .access import without_login
 from .losses import Losses
 from .options import Use, parse_read_options
 from .planning.bounds import ending, starting
@@ -37,7 +36,7 @@ class LogBatchReader(DataSourceReader):  # type: ignore[misc]
         self._splits = SplitReader(self._options, schema)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_options": without_login(self._options)}
+        return self.__dict__ | {"_options": pool.without_login(self._options)}
 
     @in_one_frame
     def partitions(self) -> list[Any]:

@@ -13,7 +13,6 @@ from quiverlog.limits import TRANSACTION_SEQUENCE_MAX
 from quiverlog.settings import Kind, Setting, SettingsTable, markdown_table
 from quiverlog.types import Durability
 
-from .access import parse_secret
 from .option_types import (
     parse_addresses,
     parse_assignment,
@@ -23,6 +22,7 @@ from .option_types import (
     parse_ending_offsets,
     parse_names,
     parse_pattern,
+    parse_secret,
     parse_short_text,
     parse_starting_offsets,
     parse_text,

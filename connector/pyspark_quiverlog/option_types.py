@@ -27,6 +27,30 @@ Positions = dict[str, dict[int, int] | int]
 _NO_WORDS: Mapping[str, int] = {}
 
 
+class Secret:
+    """A text that is shown as `***`."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: str) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return "***"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other.value == self.value
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
+def parse_secret(value: str) -> Secret:
+    if not value:
+        raise ValueError("a text that is not empty")
+    return Secret(value)
+
+
 def parse_text(value: str) -> str:
     if not value.strip():
         raise ValueError("a text that is not empty")

@@ -6,6 +6,7 @@ Names match without regard to case: Spark passes a stream's in lower case.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,9 +14,8 @@ from typing import Any, Literal
 from quiverlog.errors import InvalidOption
 from quiverlog.settings import InvalidValue, Setting
 
-from .access import Secret, warn_of_literal_password
 from .option_table import OPTIONS, Use
-from .option_types import LATEST, Positions
+from .option_types import LATEST, Positions, Secret
 
 __all__ = [
     "Positions",
@@ -26,6 +26,8 @@ __all__ = [
     "parse_write_options",
 ]
 
+
+logger = logging.getLogger("pyspark_quiverlog")
 
 # Spark adds these by itself: the first two to a sink's options, the others to a table's.
 _IGNORED = frozenset(
@@ -151,6 +153,19 @@ def parse_write_options(raw: Mapping[str, str], use: Use) -> WriteOptions:
     return options
 
 
+_warned = False
+
+
+def _warn_of_literal_password() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        logger.warning(
+            "option `password`: Spark's own processes and memory have it as text; `passwordFile`"
+            " and `passwordEnv` name the place where the driver reads it"
+        )
+
+
 def _check_login(options: ReadOptions | WriteOptions) -> None:
     given = {
         "password": options.password,
@@ -167,7 +182,7 @@ def _check_login(options: ReadOptions | WriteOptions) -> None:
         missing, there = ("user", names[0]) if names else ("passwordFile", "user")
         raise InvalidOption(f"option `{there}` needs `{missing}` as well.")
     if options.password is not None:
-        warn_of_literal_password()
+        _warn_of_literal_password()
 
 
 def _check_transaction(options: WriteOptions) -> None:

@@ -3,6 +3,10 @@
 Spark reuses its Python workers, so a module global lives as long as it is useful. Workers are
 forked: an entry is valid only in its own process, a child starts empty, and nothing is opened at
 import.
+
+Also how a query logs in: its own credentials in the driver, a token of them in the tasks. What a
+literal `password` option has stays in the driver: tasks are sent a token, which is worth hours and
+one user's rights. No text, `repr` or error has either.
 """
 
 from __future__ import annotations
@@ -12,17 +16,23 @@ import os
 import threading
 import time
 import uuid
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from .access import RENEWED_AT, Access, Secret, access_of
+from quiverlog.errors import InvalidOption, InvalidSecurity
+
+from .option_types import Secret
 
 if TYPE_CHECKING:
+    from quiverlog.client.base.security import Security
     from quiverlog.client.client import Client
 
     from .options import ReadOptions, WriteOptions
 
 __all__ = [
+    "Access",
     "Endpoint",
+    "access_of",
     "client",
     "drop_producer",
     "drop_stager",
@@ -31,10 +41,76 @@ __all__ = [
     "producer",
     "stager",
     "task_token",
+    "without_login",
 ]
 
 STAGERS_MAX: Final = 64
 """Of a worker, the last used: queries that have ended leave theirs."""
+
+
+RENEWED_AT: Final = 0.5
+"""Of a token's life: tasks that begin then still have the other half."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """`token`: what the driver has sent, in place of its own credentials."""
+
+    file: str = ""
+    user: str = ""
+    password: Secret | None = None
+    password_file: str = ""
+    password_env: str = ""
+    token_file: str = ""
+    token: Secret | None = None
+
+    @property
+    def is_drivers(self) -> bool:
+        """True for credentials that tasks do not get: the driver sends a token."""
+        return bool(self.user) and self.token is None
+
+    def security(self) -> Security | None:
+        """Return the client's description. Raises InvalidSecurity, InvalidOption."""
+        from quiverlog.client.base.security import Security, security_of
+
+        base = security_of(self.file or None)
+        logins = {
+            "user": self.user,
+            "password": self.password.value if self.password else "",
+            "password_file": self.password_file,
+            "password_env": self.password_env,
+            "token_file": self.token_file,
+            "token": "",
+        }
+        if self.token is not None:
+            logins = dict.fromkeys(logins, "") | {"token": self.token.value}
+        if not any(logins.values()):
+            return base
+        try:
+            return replace(base or Security(), **logins, mechanism="")  # type: ignore[arg-type]
+        except InvalidSecurity as error:
+            raise InvalidOption(f"the options for the login: {error.message}") from None
+
+
+def access_of(options: ReadOptions | WriteOptions) -> Access:
+    return Access(
+        file=options.security_file or "",
+        user=options.user or "",
+        password=options.password,
+        password_file=options.password_file or "",
+        password_env=options.password_env or "",
+        token_file=options.token_file or "",
+        token=options.token,
+    )
+
+
+def without_login(options: Any, token: Secret | None = None) -> Any:
+    """Return options as tasks may get them: without the driver's credentials."""
+    if not access_of(options).is_drivers:
+        return options
+    return replace(
+        options, token=token, user=None, password=None, password_file=None, password_env=None
+    )
 
 
 class Endpoint(NamedTuple):

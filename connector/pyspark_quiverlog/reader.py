@@ -29,8 +29,8 @@ from quiverlog.errors import (
 
 from . import pool, worker_process
 from ._compat import InputPartition, to_arrow_schema
-from .access import Secret, access_of, without_login
 from .losses import Losses
+from .option_types import Secret
 from .options import ReadOptions
 from .planning.ranges import Range
 from .schema import Normalizer, unreadable
@@ -88,7 +88,7 @@ class SplitReader(worker_process.SentToTasks):
         self.schema: pa.Schema = to_arrow_schema(schema)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"options": without_login(self.options)}
+        return super().__getstate__() | {"options": pool.without_login(self.options)}
 
     def normalizer(self) -> Normalizer:
         return Normalizer(self.schema, metadata=self.options.include_metadata)
@@ -103,7 +103,7 @@ class SplitReader(worker_process.SentToTasks):
             IncompatibleSchema, InvalidOption: as `unreadable` and `rack`.
         """
         ranges = split.ranges if isinstance(split, LogSplit) else []  # Spark's empty plan: None
-        if ranges and split.token is not None and not access_of(self.options).is_drivers:
+        if ranges and split.token is not None and not pool.access_of(self.options).is_drivers:
             self.options = replace(self.options, token=split.token)
         yield from coalesce(batch for piece in ranges for batch in self._read_range(piece))
         worker_process.end_of_work()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from . import pool
 from ._compat import DataSourceStreamReader, SupportsTriggerAvailableNow, hand_over, limit_class
-from .access import without_login
 from .driver_read import DriverRead
 from .options import Use, parse_read_options
 from .planning.ranges import split_ranges
@@ -35,7 +34,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def __getstate__(self) -> dict[str, Any]:
         # Executors only read: no connections, no threads.
-        options = without_login(self._options)
+        options = pool.without_login(self._options)
         return self.__dict__ | {"_planner": None, "_driver_read": None, "_options": options}
 
     def _plan(self) -> StreamPlanner:

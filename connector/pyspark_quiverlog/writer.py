@@ -27,7 +27,6 @@ from ._compat import (
     arrow_from_rows,
     to_arrow_schema,
 )
-from .access import without_login
 from .exactly_once import Staging, batch_settings, transaction_name
 from .options import Use, WriteOptions, parse_write_options
 from .refusals import in_one_frame
@@ -97,7 +96,7 @@ class _Writer(worker_process.SentToTasks):
 
     def __getstate__(self) -> dict[str, Any]:
         # Each micro-batch's writer is pickled anew, with a token that counts.
-        options = without_login(self.options, pool.task_token(self.options))
+        options = pool.without_login(self.options, pool.task_token(self.options))
         return super().__getstate__() | {"options": options}
 
     @property

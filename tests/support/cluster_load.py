@@ -53,6 +53,7 @@ class ClusterLoad:
         columns: a text and a number of a topic that is there. None: the topic is created.
         durability: what producers wait for; None for what the topic has.
         pause_s: seconds between two requests of a program, where the test needs the machine.
+        security: how clients connect.
         create: how the topic is created, as in `Client.create_topic`.
     """
 
@@ -64,16 +65,18 @@ class ClusterLoad:
         columns: tuple[str, str] | None = None,
         durability: str | None = "replicated",
         pause_s: float = 0.05,
+        security: quiverlog.Security | None = None,
         **create: object,
     ) -> None:
         self._bootstrap, self._topic = bootstrap, topic
         self._durability, self._pause_s = durability, pause_s
+        self._security = security
         self._columns = columns or ("program", "n")
         self._outcome = Outcome()
         self._stop = threading.Event()
         self._wanted = -1  # Rows that the consumer ends at, once it is known.
         if columns is None:
-            with quiverlog.connect(bootstrap) as client:
+            with quiverlog.connect(bootstrap, security=security) as client:
                 client.create_topic(topic, SCHEMA, **create)  # type: ignore[arg-type]
         works = {"patient": self._patient, "busy": self._busy, "asking": self._asking}
         self._programs = [self._thread(name, work) for name, work in works.items()]
@@ -115,7 +118,7 @@ class ClusterLoad:
     def _thread(self, name: str, work: Callable[[quiverlog.Client], None]) -> threading.Thread:
         def run() -> None:
             try:
-                with quiverlog.connect(self._bootstrap) as client:
+                with quiverlog.connect(self._bootstrap, security=self._security) as client:
                     work(client)
             except Exception as error:
                 self._outcome.errors.append(f"{name}: {type(error).__name__}: {error}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from quiverlog.limits import SCRAM_ITERATIONS_MIN
 from quiverlog.node.runtime.config import Asked, Authentication
-from quiverlog.wire.authentication_messages import MECHANISMS, TOKEN, AuthenticateRequest
+from quiverlog.wire.authentication_messages import DEFAULT_MECHANISMS, TOKEN, AuthenticateRequest
 from quiverlog.wire.security.scram import (
     SCRAM_SHA_256,
     ScramClient,
@@ -23,8 +23,8 @@ from quiverlog.wire.security.user_messages import (
 from tests.support.node import NodeDriver
 
 SALT = bytes(range(16))
-REQUIRED = {"default": Authentication(Asked.REQUIRED, MECHANISMS)}
-WANTED = {"default": Authentication(Asked.WANTED, MECHANISMS)}
+REQUIRED = {"default": Authentication(Asked.REQUIRED, DEFAULT_MECHANISMS)}
+WANTED = {"default": Authentication(Asked.WANTED, DEFAULT_MECHANISMS)}
 
 
 def credential(password: bytes, mechanism: str = SCRAM_SHA_256) -> ScramCredential:

@@ -22,6 +22,7 @@ from quiverlog.node.runtime.effects import Peer, Purpose, SendToPeer
 from quiverlog.node.runtime.events import PeerClosed, ResponseReceived
 from quiverlog.server.net.clocks import monotonic_us
 from quiverlog.server.net.memory import MemoryBudget
+from quiverlog.server.net.tls import TlsHolder
 from quiverlog.server.observe.logs import make_logger
 from quiverlog.server.observe.metrics import ServerMetrics
 from quiverlog.server.peers import link
@@ -60,6 +61,7 @@ class Connections:
         connections_max: int = 8,
         secrets: ClusterSecrets = NO_SECRETS,
         is_required: bool = False,
+        tls: TlsHolder | None = None,
     ) -> None:
         self.events: list[Any] = []
         self.metrics = ServerMetrics()
@@ -76,6 +78,7 @@ class Connections:
             memory=self.memory,
             metrics=self.metrics,
             log=make_logger(level="debug", format="logfmt", stream=self.log),
+            tls=tls,
         )
         self.peers.change_addresses(
             {node: Address("127.0.0.1", port) for node, port in enumerate(ports, 1)}

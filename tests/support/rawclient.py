@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -64,6 +65,7 @@ class RawClient:
     Args:
         address: host and port of the broker.
         timeout: seconds for every single receive.
+        tls: of a listener with TLS.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class RawClient:
         hello: bool = True,
         timeout: float = 20.0,
         receive_bytes: int | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.socket = socket.socket()
         self.socket.settimeout(timeout)
@@ -84,6 +87,8 @@ class RawClient:
         self._apis: dict[int, int] = {}
         try:
             self.socket.connect(address)
+            if tls is not None:
+                self.socket = tls.wrap_socket(self.socket, server_hostname=address[0])
             if hello:
                 self.ask(m.HelloRequest(client_id="raw"))
         except BaseException:

@@ -9,20 +9,24 @@ import io
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
+from quiverlog.addresses import Address
 from quiverlog.node.runtime.effects import Effect, Respond
 from quiverlog.node.runtime.events import RequestReceived
 from quiverlog.server.config.config import load_config
 from quiverlog.server.net.clocks import monotonic_us
 from quiverlog.server.net.connection import ClientProtocol, ConnectionContext
 from quiverlog.server.net.connections import ConnectionLimits, ConnectionTable
+from quiverlog.server.net.listener import Listeners
 from quiverlog.server.net.memory import MemoryBudget
 from quiverlog.server.net.places import PlaceLimits
 from quiverlog.server.net.replies import path_hider
 from quiverlog.server.net.scheduler import FairScheduler
+from quiverlog.server.net.tls import TlsHolder
 from quiverlog.server.observe.logs import make_logger
 from quiverlog.server.observe.metrics import ServerMetrics
 from quiverlog.server.process.broker_server import connection_limits
 from quiverlog.server.process.node_runner import NodeRunner
+from quiverlog.server.process.run import bind
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.buffers import BufferPool
@@ -112,8 +116,8 @@ class Server:
         self.port = 0
         self.clients: list[Client] = []
 
-    async def connect(self) -> Client:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    async def connect(self, **more: Any) -> Client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, **more)
         self.clients.append(Client(reader, writer))
         return self.clients[-1]
 
@@ -150,13 +154,23 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def serving(
-    *, memory_bytes: int = 1 << 30, serves_brokers: bool = False, **limits: Any
+    *,
+    memory_bytes: int = 1 << 30,
+    serves_brokers: bool = False,
+    tls: TlsHolder | None = None,
+    **limits: Any,
 ) -> AsyncIterator[Server]:
     server = Server(dataclasses.replace(LIMITS, **limits), memory_bytes)
     server.context = server.context._replace(serves_brokers=serves_brokers)
     loop = asyncio.get_running_loop()
-    listener = await loop.create_server(lambda: ClientProtocol(server.context), "127.0.0.1", 0)
-    server.port = listener.sockets[0].getsockname()[1]
+    listener: asyncio.Server | Listeners
+    if tls is None:
+        listener = await loop.create_server(lambda: ClientProtocol(server.context), "127.0.0.1", 0)
+        server.port = listener.sockets[0].getsockname()[1]
+    else:
+        listener = Listeners(loop)
+        listener.open(bind(Address("127.0.0.1", 0), "listen"), server.context, tls)
+        server.port = listener.addresses["default"].port
     try:
         yield server
     finally:

@@ -59,6 +59,8 @@ PEER_WRITE: Final = (
 NOT_NOTIFIED: Final = (
     "unit/server/process/test_supervisor.py::test_a_supervisor_that_cannot_be_reached_costs_nothing"
 )
+SHAKING: Final = "unit/server/net/test_tls.py::test_a_handshake_that_fails_frees_its_place"
+LEFT: Final = "unit/server/net/test_tls.py::test_clients_that_leave_at_every_moment"
 START: Final = "never: before the broker serves clients, run.py reports it in one line and ends"
 NO_ERROR: Final = "never: of an open descriptor, or without any remedy"
 TABLE: Final[dict[str, dict[str, str]]] = {
@@ -67,6 +69,9 @@ TABLE: Final[dict[str, dict[str, str]]] = {
             "unit/cli/console/test_interrupts.py::"
             "test_without_descriptors_ctrl_c_takes_effect_at_the_end"
         ),
+    },
+    "broker/quiverlog/cli/tools/doctor.py": {
+        "create_connection": "integration/test_tls.py::test_doctor_says_when_certificates_end",
     },
     "broker/quiverlog/cli/cluster/quorum_recover.py": {
         "create_connection": (
@@ -88,11 +93,14 @@ TABLE: Final[dict[str, dict[str, str]]] = {
     "broker/quiverlog/local/ports.py": {
         "create_server": "unit/local/test_ports.py::test_another_port_is_tried_when_one_is_refused",
     },
-    "broker/quiverlog/server/http.py": {"abort": HTTP, "close": HTTP, "write": HTTP},
+    "broker/quiverlog/server/http.py": {
+        "abort": HTTP, "close": HTTP, "write": HTTP, "get_extra_info": NO_ERROR,
+    },
     "broker/quiverlog/server/net/connection.py": {
         "abort": NO_ERROR, "close": NO_ERROR, "write_eof": TRANSPORT,
         "get_write_buffer_size": NO_ERROR, "pause_reading": TRANSPORT, "resume_reading": TRANSPORT,
         "set_write_buffer_limits": TRANSPORT, "write": WRITE, "writelines": TRANSPORT,
+        "get_extra_info": NO_ERROR,
     },
     "broker/quiverlog/server/net/listener.py": {
         "listen": TAKEN, "getsockname": NO_ERROR, "setblocking": NO_ERROR, "close": NO_ERROR,
@@ -109,9 +117,16 @@ TABLE: Final[dict[str, dict[str, str]]] = {
     "broker/quiverlog/server/net/peer.py": {
         "get_extra_info": NAMELESS, "setsockopt": OPTIONS, "getsockopt": NO_ERROR,
     },
+    "broker/quiverlog/server/net/tls.py": {
+        "getpeername": LEFT, "recv": LEFT, "send": LEFT, "shutdown": LEFT,
+        "connect_accepted_socket": SHAKING, "close": NO_ERROR,
+    },
+    "broker/quiverlog/server/net/tls_writer.py": {
+        "set_write_buffer_limits": NO_ERROR, "writelines": LEFT,
+    },
     "broker/quiverlog/server/peers/link.py": {
         "abort": NO_ERROR, "get_write_buffer_size": NO_ERROR, "write": PEER_WRITE,
-        "writelines": PEER_WRITE, "create_connection": PEER_CONNECT,
+        "writelines": PEER_WRITE, "create_connection": PEER_CONNECT, "get_extra_info": NO_ERROR,
     },
     "broker/quiverlog/server/process/broker_server.py": {"close": NO_ERROR},
     "broker/quiverlog/server/process/run.py": {

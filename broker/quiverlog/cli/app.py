@@ -36,6 +36,7 @@ _COMMANDS = {
     "user": "quiverlog.cli.security.user:user",
     "token": "quiverlog.cli.security.token:token",
     "whoami": "quiverlog.cli.security.user:whoami",
+    "security": "quiverlog.cli.tools.security:security",
     "profile": "quiverlog.cli.tools.profile:profile",
     "docs": "quiverlog.cli.tools.docs:docs",
     "demo": "quiverlog_demo.command:demo",

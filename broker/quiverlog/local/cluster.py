@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from quiverlog.addresses import parse_address
+from quiverlog.client.base.security import Security
 from quiverlog.errors import QuiverlogError
 from quiverlog.limits import QUORUM_AUTO_VOTERS_MAX
 from quiverlog.local.broker import LocalBroker
@@ -25,6 +26,7 @@ from quiverlog.local.failures import LocalClusterFailed
 from quiverlog.local.ports import free_port, is_free
 from quiverlog.local.process import ProcessState, wait_until
 from quiverlog.local.secret_file import make_secret, write_secret_file
+from quiverlog.local.tls_files import TlsFolder
 
 if TYPE_CHECKING:
     from quiverlog.client.client import Client
@@ -40,6 +42,9 @@ _READY_S: Final = 60.0
 _STOP_S: Final = 60.0
 _ASK_S: Final = 5.0
 _RACKS: Final = "abc"
+_NAMES: Final = (_HOST, "localhost")
+_CERTIFICATE_DAYS: Final = 365
+_DAYS_LEFT_MIN: Final = 30
 
 
 def racks_of(count: int) -> list[str]:
@@ -71,6 +76,7 @@ class LocalCluster:
         racks: Sequence[str],
         config: Mapping[str, str] | None = None,
         first_port: int | None = None,
+        tls: bool = False,
     ) -> LocalCluster:
         """Write the files of a new cluster, with one broker for each rack; nothing is started.
 
@@ -79,6 +85,7 @@ class LocalCluster:
             racks: a label for each broker.
             config: settings for all brokers, by the keys of docs/config.md.
             first_port: the first of consecutive ports, two for each broker. None: free ones.
+            tls: clients and brokers connect by TLS, with throw-away certificates.
 
         Raises:
             LocalClusterFailed: the directory holds something; a port is taken.
@@ -93,6 +100,8 @@ class LocalCluster:
             for node_id, rack in enumerate(racks, 1)
         }
         cluster = cls(directory, secrets.token_hex(16), dict(config or {}), brokers)
+        if tls:
+            TlsFolder.make(cluster.tls.path, cluster.cluster_id, days=_CERTIFICATE_DAYS)
         write_secret_file(cluster.secret_file, [make_secret()])
         cluster._save()
         return cluster
@@ -152,6 +161,19 @@ class LocalCluster:
         return self.directory / "secret"
 
     @property
+    def tls(self) -> TlsFolder:
+        return TlsFolder(self.directory / "tls")
+
+    @property
+    def has_tls(self) -> bool:
+        return self.tls.path.exists()
+
+    @property
+    def security(self) -> Security:
+        """How clients reach it."""
+        return Security.load(self.tls.security_file) if self.has_tls else Security(tls=False)
+
+    @property
     def bootstrap(self) -> str:
         """Addresses of all brokers; clients step over those that do not run."""
         return ",".join(broker.listen for broker in self.brokers.values())
@@ -180,12 +202,28 @@ class LocalCluster:
         options = [word for pair in self.config.items() for word in ("--set", "=".join(pair))]
         if self.secret_file.exists() and "cluster.secret.file" not in self.config:
             options += ["--cluster-secret-file", str(self.secret_file)]
+        if self.has_tls:
+            options += self._certified(node_id)
         # A new first broker with the others' addresses would wait for them; one that has lost its
         # disk, without them, would begin a second cluster.
         seeds = [f"{other.node_id}@{other.listen}" for other in self.brokers.values()]
         if len(seeds) > 1 and (node_id > 1 or self.was_formed):
             options += ["--controller-quorum-bootstrap-servers", ",".join(seeds)]
         self.brokers[node_id].start(["--cluster-id", self.cluster_id, *options])
+
+    def _certified(self, node_id: int) -> list[str]:
+        """Return the options of a broker with TLS; its certificate is renewed when it is old."""
+        folder, name = self.tls, f"broker-{node_id}"
+        if folder.days_left(name) < _DAYS_LEFT_MIN:
+            folder.issue_broker(node_id, _NAMES, days=_CERTIFICATE_DAYS)
+        settings = {
+            "cert.file": folder.certificate(name),
+            "key.file": folder.key(name),
+            "client.ca.file": folder.brokers_ca,
+            "client.auth": "wanted",  # of brokers; clients have none
+        }
+        prefix = "listeners.default.tls"
+        return [w for key, value in settings.items() for w in ("--set", f"{prefix}.{key}={value}")]
 
     def wait_for_quorum(self, timeout_s: float = _READY_S) -> None:
         """Return when all brokers are registered and unfenced, and as many as may are voters.
@@ -216,7 +254,7 @@ class LocalCluster:
         """Return a client; the caller closes it. Raises what `quiverlog.connect` does."""
         from quiverlog.client.client import connect
 
-        return connect(self.bootstrap, request_timeout=_ASK_S)
+        return connect(self.bootstrap, request_timeout=_ASK_S, security=self.security)
 
     def add(self, rack: str | None = None, timeout_s: float = _READY_S) -> LocalBroker:
         """Start one more broker, and return when the others have registered it.
@@ -279,6 +317,7 @@ class LocalCluster:
         for broker in self.brokers.values():
             broker.kill()
             shutil.rmtree(broker.directory, ignore_errors=True)
+        shutil.rmtree(self.tls.path, ignore_errors=True)
         for name in (_FILE, _LOCK, self.secret_file.name):
             (self.directory / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # Files of others are there.

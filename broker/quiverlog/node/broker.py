@@ -364,7 +364,13 @@ class Broker:
 
     def _make_security(self) -> None:
         self.logins = Logins(
-            self.config, self.clients, self.view, self.outbox, self.metrics, self.entropy
+            self.config,
+            self.clients,
+            self.view,
+            self.outbox,
+            self.metrics,
+            self.entropy,
+            lambda: self.directory.cluster_id,
         )
         self.authoriser = Authoriser(
             self.config, self.view, self.clients, self.wakeups, self.outbox

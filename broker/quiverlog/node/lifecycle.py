@@ -352,7 +352,9 @@ def run_if_started(broker: Broker, now: Now) -> None:
 
 def _warn_of_strangers(broker: Broker) -> None:
     """A lone broker serves no other, and takes none without proof."""
-    if broker.proofs.is_required or not (broker.config.lets_others_join or has_others(broker)):
+    if broker.proofs.is_required or broker.config.brokers_have_certificates:
+        return
+    if not (broker.config.lets_others_join or has_others(broker)):
         return
     broker.outbox.log(
         "warning",

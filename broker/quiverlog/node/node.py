@@ -239,8 +239,8 @@ class Node:
                 broker.jobs.done(event, now)
             case ConnectionOpened():
                 broker.clients.opened(event.connection_id, event.peer, event.listener)
-                broker.proofs.opened(event.connection_id, event.listener)
-                broker.logins.opened(event.connection_id, event.listener)
+                broker.proofs.opened(event.connection_id, event.listener, event.names)
+                broker.logins.opened(event.connection_id, event.listener, event.names)
             case ConnectionClosed():
                 broker.drop_connection(event.connection_id, now)
             case RequestsEnded():

@@ -22,6 +22,7 @@ from aiohttp.typedefs import Handler
 
 from quiverlog.server.net.listener import Acceptor
 from quiverlog.server.net.peer import peer_name
+from quiverlog.server.net.tls import Handshakes, TlsHolder
 from quiverlog.server.observe.logs import Logger
 from quiverlog.server.observe.metrics import ServerMetrics
 
@@ -37,6 +38,10 @@ HEAD_BYTES_MAX: Final = 8_192
 """Bound on all bytes of a connection up to the end of its request's head."""
 _HEAD_S_MAX: Final = 5.0
 
+_TLS_ONLY: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+    b"This port takes TLS: https://\n"
+)
 OPENMETRICS: Final = "application/openmetrics-text"
 _PLAIN: Final = ("text/plain", "text/*", "*/*")
 """Media ranges that accept the plain text, the most specific first."""
@@ -97,8 +102,9 @@ class HttpServer:
         self._runner: web.AppRunner | None = None
         self._acceptor: Acceptor | None = None
         self._rendering: dict[str, asyncio.Future[tuple[bytes, str]]] = {}
+        self._shaking = 0
 
-    async def start(self, sock: socket.socket) -> None:
+    async def start(self, sock: socket.socket, tls: TlsHolder | None = None) -> None:
         app = web.Application(middlewares=[_begin_request])
         app.router.add_get("/metrics", self._answer_metrics)
         if self._render_page is not None:
@@ -110,8 +116,24 @@ class HttpServer:
         await self._runner.setup()
         manager = self._runner.server
         assert manager is not None
+        loop = asyncio.get_running_loop()
+        handshakes = None
+        if tls is not None:
+            handshakes = Handshakes(
+                loop,
+                tls,
+                lambda _: HttpConnection(self, manager, has_place=True),
+                self,
+                plain_answer=_TLS_ONLY,
+                metrics=self.metrics,
+                log=self.log,
+            )
         self._acceptor = Acceptor(
-            asyncio.get_running_loop(), sock, lambda: HttpConnection(self, manager), log=self.log
+            loop,
+            sock,
+            lambda: HttpConnection(self, manager),
+            log=self.log,
+            handshakes=handshakes,
         )
 
     async def close(self) -> None:
@@ -124,6 +146,18 @@ class HttpServer:
             self._runner = None
         for connection in list(self.open):
             connection.cut_off("the broker stops")
+
+    # --- connections before their handshake is over ---------------------------------------------
+    def enter(self, _peer: str) -> bool | None:
+        """Return a place for a handshake; None: there is none."""
+        if self._shaking >= self._connections_max():
+            return None
+        self._shaking += 1
+        return True
+
+    def leave(self, _place: object = True) -> None:
+        """Free the place: the handshake is over, or was none."""
+        self._shaking -= 1
 
     def admit(self, connection: HttpConnection) -> bool:
         """Admit the connection; False: there is no room."""
@@ -222,10 +256,11 @@ def _in_daemon(render: Callable[[], tuple[bytes, str]]) -> asyncio.Future[tuple[
 class HttpConnection(web.RequestHandler):
     """aiohttp's connection with bounds: one request, `HEAD_BYTES_MAX`, two deadlines.
 
-    `has_begun`: the head was parsed, and a handler runs.
+    `has_begun`: the head was parsed, and a handler runs. `has_place`: it was counted before its
+    handshake.
     """
 
-    def __init__(self, server: HttpServer, manager: web.Server) -> None:
+    def __init__(self, server: HttpServer, manager: web.Server, *, has_place: bool = False) -> None:
         super().__init__(
             manager,
             loop=asyncio.get_running_loop(),
@@ -241,9 +276,14 @@ class HttpConnection(web.RequestHandler):
         self._deadline: asyncio.TimerHandle | None = None
         self._received_bytes = 0
         self._is_refused = False
-        self.has_begun = False
+        self.has_begun = self.is_made = self._is_tls = False
+        self._has_place = has_place
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.is_made = True
+        self._is_tls = transport.get_extra_info("ssl_object") is not None
+        if self._has_place:
+            self._http_server.leave()
         self._socket = cast(asyncio.Transport, transport)
         self._peer = peer_name(transport)
         if not self._http_server.admit(self):
@@ -264,8 +304,8 @@ class HttpConnection(web.RequestHandler):
         super().data_received(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio takes a bool, aiohttp gives none
-        # A client may close its sending side and still wait for the answer.
-        return self._received_bytes > 0
+        # A client may close its sending side and still wait for the answer; TLS has no such half.
+        return self._received_bytes > 0 and not self._is_tls
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._http_server.open.pop(self, None)

@@ -12,7 +12,9 @@ from .messages import Api, Known, Request, Response
 from .security.scram import HASHES
 
 __all__ = [
+    "CERTIFICATE",
     "CLUSTER_SHA_256",
+    "DEFAULT_MECHANISMS",
     "MECHANISMS",
     "TOKEN",
     "AuthenticateRequest",
@@ -27,7 +29,10 @@ CLUSTER_SHA_256: Final = "CLUSTER-SHA-256"
 
 TOKEN: Final = "TOKEN"
 """As SCRAM-SHA-256 (`scram`), with a token's id for the name and its key for the password."""
-MECHANISMS: Final = (*HASHES, TOKEN)
+CERTIFICATE: Final = "CERTIFICATE"
+"""In one step, without data: the certificate that the client has shown by TLS names the user."""
+DEFAULT_MECHANISMS: Final = (*HASHES, TOKEN)
+MECHANISMS: Final = (*DEFAULT_MECHANISMS, CERTIFICATE)
 """Of clients, the best first."""
 
 TOKEN_KEY_BYTES: Final = 32

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+from urllib.parse import quote
 
 __all__ = [
     "NONCE_BYTES",
@@ -28,6 +31,8 @@ __all__ = [
     "Connector",
     "Parties",
     "ProofRefused",
+    "broker_in",
+    "broker_uri",
     "parse_secrets",
 ]
 
@@ -210,3 +215,27 @@ class Acceptor:
         raise ProofRefused(
             f"it has not proved that it is node {self._parties.connector_id}: its secret is another"
         )
+
+
+# --- the name of a broker in its certificate ------------------------------------------------------
+_NODE_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+def broker_uri(cluster_id: str, node_id: int) -> str:
+    """Return the alternative name (SAN URI) by which a certificate is that of a broker."""
+    # Names of hosts, and subjects, are none: authorities give them to others as well.
+    return f"quiverlog://{quote(cluster_id, safe='')}/broker/{node_id}"
+
+
+def broker_in(names: Sequence[str], cluster_id: str) -> int | None:
+    """Return the broker of this cluster that a certificate names; None: none, or several.
+
+    Args:
+        names: as `quiverlog.tls.peer_names` returns them.
+    """
+    prefix = f"URI:{broker_uri(cluster_id, 0)[:-1]}"
+    found = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+    if len(found) != 1:
+        return None
+    text = found.pop()
+    return int(text) if _NODE_ID.fullmatch(text) else None

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from pyspark_quiverlog import pool
-from pyspark_quiverlog.access import Access, Secret, access_of, without_login
 from pyspark_quiverlog.option_table import OPTIONS, REFUSED, Use, options_page
+from pyspark_quiverlog.option_types import Secret
 from pyspark_quiverlog.options import (
     ReadOptions,
     WriteOptions,
     parse_read_options,
     parse_write_options,
 )
-from pyspark_quiverlog.pool import endpoint
+from pyspark_quiverlog.pool import Access, access_of, endpoint, without_login
 from quiverlog.client.base.security import Security
 from quiverlog.errors import InvalidOption
 from quiverlog.wire.authentication_messages import token_text

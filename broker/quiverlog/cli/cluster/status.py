@@ -25,6 +25,7 @@ from quiverlog.cli.console.terminal import clear_screen
 if TYPE_CHECKING:
     from quiverlog.cli.console.probes import Seen
     from quiverlog.client.client import Client
+    from quiverlog.tls import ServerTls
 
 __all__ = ["status", "status_page"]
 
@@ -109,15 +110,22 @@ def _look_at_topics(seen: Seen, client: Client) -> None:
     seen.not_raised.extend(unfinished_raises(seen.found, topics))
 
 
-def status_page(address: str, why_not_ready: str) -> str:
-    """Return the page of the broker at `address`."""
+def status_page(address: str, tls: ServerTls | None, why_not_ready: str) -> str:
+    """Return the page of the broker at `address`, whose listener there has `tls`."""
     from quiverlog.cli.console.probes import look_once
+    from quiverlog.client.base.security import Security
     from quiverlog.client.client import Client
     from quiverlog.errors import QuiverlogError
 
-    seen = look_once([address], time.monotonic() + _PAGE_S) if address else None
+    # Not the environment's: that is of clients, and this is a broker.
+    security = Security(tls=False)
+    if tls is not None:
+        security = Security(
+            ca_file=tls.client_ca_file, cert_file=tls.cert_file, key_file=tls.key_file
+        )
+    seen = look_once([address], time.monotonic() + _PAGE_S, security) if address else None
     if seen is None:
-        reason = why_not_ready or "it does not answer in time"
+        reason = why_not_ready or "it does not answer itself: its log may have the reason"
         return _page("not known", f"<p>This broker: {escape(reason)}.</p>")
     # The others' addresses are those for clients, and need not lead to them from here: those of
     # containers do not. Silence there proves nothing; the controller judges.
@@ -130,6 +138,7 @@ def status_page(address: str, why_not_ready: str) -> str:
                 client_id="quiverlog-page",
                 connect_timeout=_PAGE_S / 2,
                 request_timeout=_PAGE_S / 2,
+                security=security,
             )
             with contextlib.closing(page) as client:
                 _look_at_topics(seen, client)

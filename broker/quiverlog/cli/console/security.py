@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from quiverlog.client.base.security import SECURITY_VARIABLE, Security
+from quiverlog.addresses import SECURITY_VARIABLE
+
+if TYPE_CHECKING:
+    from quiverlog.client.base.security import Security
 
 __all__ = ["chosen_security", "security_option", "use_profiles_file"]
 
@@ -52,4 +55,6 @@ def chosen_security() -> Security | None:
     path = meta.get(_GIVEN) or meta.get(_OF_PROFILE) or os.environ.get(SECURITY_VARIABLE, "")
     if not path.strip():
         return None
+    from quiverlog.client.base.security import Security
+
     return Security.load(os.path.expanduser(path.strip()))

@@ -103,6 +103,9 @@ def _broker_of(found: LocalCluster, node_id: int) -> LocalBroker:
     metavar="KEY=VALUE",
     help="A key of docs/config.md for all brokers; may be repeated.",
 )
+@click.option(
+    "--tls", is_flag=True, help="Clients and brokers connect by TLS, with throw-away certificates."
+)
 @_directory
 @click.option(
     "--timeout", "timeout_s", type=Seconds(), default=60.0, show_default=True, metavar="SECONDS"
@@ -113,6 +116,7 @@ def up(
     count: int | None,
     port: int | None,
     config: dict[str, str],
+    tls: bool,
     directory: Path,
     timeout_s: float,
     output_format: str,
@@ -126,8 +130,13 @@ def up(
     with _failing_command():
         found = LocalCluster.find(directory.absolute())
         if found is None:
-            found = _create(directory.absolute(), count or 3, port, config)
-        elif count not in (None, len(found.brokers)) or port is not None or config:
+            found = _create(directory.absolute(), count or 3, port, config, tls=tls)
+        elif (
+            count not in (None, len(found.brokers))
+            or port is not None
+            or config
+            or (tls and not found.has_tls)
+        ):
             raise CommandFailed(
                 f"{directory} holds a cluster of {len(found.brokers)} with settings of its own: "
                 "give none, or end it with `quiverlog dev down`."
@@ -136,14 +145,20 @@ def up(
             found.start(timeout_s)
     _show(found, output_format)
     if output_format != "json":
-        print(f"\nready after {time.monotonic() - began_s:.1f} s: -b {found.bootstrap}")
+        by_tls = f" --security-file {found.tls.security_file}" if found.has_tls else ""
+        seconds = time.monotonic() - began_s
+        print(f"\nready after {seconds:.1f} s: -b {found.bootstrap}{by_tls}")
 
 
-def _create(directory: Path, count: int, port: int | None, config: dict[str, str]) -> LocalCluster:
+def _create(
+    directory: Path, count: int, port: int | None, config: dict[str, str], *, tls: bool
+) -> LocalCluster:
     usual = range(_FIRST_PORT, _FIRST_PORT + 2 * count)
     if port is None and all(is_free(number) for number in usual):
         port = _FIRST_PORT
-    return LocalCluster.create(directory, racks=racks_of(count), config=config, first_port=port)
+    return LocalCluster.create(
+        directory, racks=racks_of(count), config=config, first_port=port, tls=tls
+    )
 
 
 @dev.command()
@@ -174,6 +189,7 @@ def _show(found: LocalCluster, output_format: str) -> None:
                 "directory": str(found.directory),
                 "cluster_id": found.cluster_id,
                 "bootstrap_server": found.bootstrap,
+                "security_file": str(found.tls.security_file) if found.has_tls else None,
                 "reported_by": None if seen is None else seen.reported_by,
                 "is_current": seen is not None and seen.is_current,
                 "age_s": None if seen is None else seen.age_s,
@@ -200,7 +216,9 @@ def _asked(found: LocalCluster) -> ClusterDetail | None:
     if not running:
         return None
     try:
-        with connect(",".join(running), connect_timeout=2.0, request_timeout=2.0) as client:
+        with connect(
+            ",".join(running), connect_timeout=2.0, request_timeout=2.0, security=found.security
+        ) as client:
             return client.describe_cluster()
     except QuiverlogError:
         return None

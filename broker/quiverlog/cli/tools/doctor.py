@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -18,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quiverlog.addresses import parse_address
 from quiverlog.cli.console.failures import ExitCode, one_line
 from quiverlog.cli.console.options import bootstrap_option, debug_option, format_option, open_client
 from quiverlog.cli.console.output import print_json
+from quiverlog.cli.console.security import chosen_security
 from quiverlog.installing import install_line
 
 if TYPE_CHECKING:
@@ -33,6 +37,10 @@ PYTHON_MIN = (3, 11)
 JAVA_MIN = 17
 PYSPARK_MIN = (4, 0)
 _PROBE_S = 30.0
+_TLS_S = 5.0
+_DAY_S = 86_400
+_DAYS_MIN = 30
+"""What ends sooner is to be renewed."""
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 
@@ -56,7 +64,7 @@ class Finding:
 def doctor(
     no_broker: bool, no_spark: bool, bootstrap: str, timeout_s: float, output_format: str
 ) -> int:
-    """Check Python, Java, PySpark and every broker's advertised address.
+    """Check Python, Java, PySpark, every broker's advertised address, and when certificates end.
 
     Exit code 4 if there is a problem.
     """
@@ -307,6 +315,7 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
     ]
     by_address = {f"{one.host}:{one.port}": one.node_id for one in found.brokers}
     findings += [_answers(one, by_address.get(one.address)) for one in seen.probes]
+    findings += _certificates([one.address for one in seen.probes if one.answers])
     if found.is_current:
         findings.append(Finding("controller", OK, f"as known to {as_known(found)}"))
     else:
@@ -324,6 +333,42 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
         findings.append(Finding("replicas", WARNING, *not_raised(found, raises)))
     findings += [Finding("transactions", WARNING, *one) for one in staging]
     return findings + unproved
+
+
+def _certificates(addresses: list[str]) -> Iterator[Finding]:
+    """Report when brokers' certificates end, and those of the security file."""
+    security = chosen_security()
+    if security is None or not security.tls:
+        return
+    from quiverlog.client.drivers.tls import TlsContexts
+    from quiverlog.errors import QuiverlogError
+    from quiverlog.tls import BadTlsFiles, certificates_in
+
+    contexts = TlsContexts(security)
+    for text in addresses:
+        address = parse_address(text)
+        try:
+            plain = socket.create_connection(address, _TLS_S)
+            shown = contexts.connect(plain, address, time.monotonic() + _TLS_S)
+            ends_s = shown.certificate_ends_s
+            shown.close()
+        except (OSError, QuiverlogError):
+            continue  # It has answered a moment ago: another finding reports what is lasting.
+        yield _ends(f"the certificate of {text}", ends_s)
+    for what, path in (("certificate", security.cert_file), ("authority", security.ca_file)):
+        with contextlib.suppress(BadTlsFiles):
+            ends = [one.not_after_s for one in certificates_in(path)] if path else []
+            if ends:
+                yield _ends(f"the {what} in {path}", min(ends))
+
+
+def _ends(what: str, ends_s: float) -> Finding:
+    date = datetime.fromtimestamp(ends_s, UTC).strftime("%Y-%m-%d")
+    days = int((ends_s - time.time()) // _DAY_S)
+    if days >= _DAYS_MIN:
+        return Finding("TLS", OK, f"{what} ends on {date}")
+    advice = "docs/security.md says how to renew it."
+    return Finding("TLS", WARNING, f"{what} ends on {date}, in {days} days", advice)
 
 
 def _unproved(client: Client, node_ids: list[int]) -> list[Finding]:

@@ -25,6 +25,7 @@ from quiverlog.errors import (
 )
 from quiverlog.limits import PASSWORD_FILE_BYTES_MAX
 from quiverlog.wire.authentication_messages import (
+    CERTIFICATE,
     TOKEN,
     AuthenticateRequest,
     AuthenticateResponse,
@@ -114,6 +115,27 @@ class Login:
         return None
 
 
+class CertificateLogin:
+    """As `Login`, of a client whose certificate the broker has seen: TLS has proved both sides."""
+
+    __slots__ = ("_address", "expires_ms", "request")
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self.expires_ms = -1
+        self.request = AuthenticateRequest(mechanism=CERTIFICATE)
+
+    def answer(self, response: AuthenticateResponse) -> None:
+        """Raises AuthenticationFailed: the certificate names no user."""
+        code = response.error_code
+        if code:
+            own = f"{self._address}, by the certificate: {response.error_message}"
+            raise error_from_code(code, own)
+        if not response.is_done:
+            raise BrokerNotProved(f"{self._address} asks for more than the certificate.")
+        self.expires_ms = response.expires_ms
+
+
 class Credentials:
     """Of one client; threads may share it. `security` None: it has none."""
 
@@ -124,7 +146,7 @@ class Credentials:
         # Replaced, never changed: threads may read it.
         self._keys: dict[tuple[str, bytes, bytes, int], ClientKeys] = {}
 
-    def begin(self, address: Address, peer: HelloResponse) -> Login | None:
+    def begin(self, address: Address, peer: HelloResponse) -> Login | CertificateLogin | None:
         """Return the login at a broker that has answered HELLO; None: none is needed.
 
         Raises:
@@ -134,6 +156,8 @@ class Credentials:
         """
         security = self._security
         if security is None or not security.has_login:
+            if security is not None and security.cert_file and CERTIFICATE in peer.mechanisms:
+                return CertificateLogin(address)
             if peer.needs_authentication:
                 raise LoginMissing(f"{address} asks for a login, and none is given.")
             return None

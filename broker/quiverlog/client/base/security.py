@@ -18,13 +18,13 @@ import os
 from dataclasses import dataclass, field, fields
 from typing import Final, TypeAlias
 
+from quiverlog.addresses import SECURITY_VARIABLE
 from quiverlog.errors import InvalidSecurity
 from quiverlog.types import USER_NAME
 from quiverlog.wire.authentication_messages import MECHANISMS
 
-__all__ = ["SECURITY_VARIABLE", "Security", "SecurityLike", "security_of"]
+__all__ = ["Security", "SecurityLike", "security_of"]
 
-SECURITY_VARIABLE: Final = "QUIVERLOG_SECURITY_FILE"
 _FILE_BYTES_MAX: Final = 64 << 10
 _TEXT_CHARS_MAX: Final = 4096
 

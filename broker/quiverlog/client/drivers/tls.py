@@ -17,7 +17,7 @@ from typing import Final
 from quiverlog.client.base.results import Address
 from quiverlog.client.base.security import Security
 from quiverlog.errors import ConnectionFailed, InvalidSecurity, QuiverlogError, TlsFailed
-from quiverlog.tls import BadTlsFiles, Fingerprint, client_context, fingerprint, why_failed
+from quiverlog.tls import BadTlsFiles, Fingerprint, client_context, fingerprint, is_busy, why_failed
 
 __all__ = ["TlsContexts", "TlsSocket"]
 
@@ -115,13 +115,13 @@ class TlsContexts:
 def _failed_handshake(address: Address, error: Exception) -> Exception:
     """Return the error for a failed handshake; one that was cut off may be tried again."""
     if isinstance(error, TimeoutError):
-        why = "the handshake was not answered in time"
+        why = "the handshake was not answered in time; the listener may have no TLS"
     elif isinstance(error, OSError):
         why = why_failed(error)
     else:
         why = "no certificate can have that name"
     text = f"Cannot connect to {address} by TLS: {why}."
-    is_cut = not isinstance(error, ssl.SSLError) or isinstance(error, _CUT)
+    is_cut = not isinstance(error, ssl.SSLError) or isinstance(error, _CUT) or is_busy(error)
     return ConnectionFailed(text) if is_cut else TlsFailed(text)
 
 
@@ -144,6 +144,13 @@ class TlsSocket:
     def pending(self) -> int:
         """Return the bytes that are decrypted already: `poll` does not report them."""
         return self._tls.pending()
+
+    @property
+    def certificate_ends_s(self) -> float:
+        """Return when the broker's certificate ends, in seconds since 1970."""
+        shown = self._tls.getpeercert()
+        assert shown, "the handshake has checked it"
+        return float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
 
     def is_stale(self) -> bool:
         """Return whether more has arrived than TLS's own messages."""

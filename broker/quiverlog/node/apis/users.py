@@ -64,12 +64,13 @@ def handle_who_am_i(broker: Broker, call: Call) -> Steps:
     yield None
     connection_id = call.connection_id
     mechanism, _, expires_us = broker.logins.described(connection_id)
+    principal = broker.clients.principal_of(connection_id)
     left_ms = max(0, expires_us - call.now.wall_us) // 1_000 if expires_us else -1
     return WhoAmIResponse(
-        principal=str(broker.clients.principal_of(connection_id)),
+        principal=str(principal),
         mechanism=mechanism,
         expires_ms=left_ms,
-        is_super=broker.logins.is_super(connection_id),
+        is_super=broker.authoriser.may_all(principal),
         authorises=broker.config.authorises,
         listener=broker.clients.listener_of(connection_id),
     )

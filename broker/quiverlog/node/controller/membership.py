@@ -85,7 +85,7 @@ class Membership:
             outbox,
             view,
             directory,
-            lambda: quorum.is_alone,
+            lambda: quorum.decides_alone,
             holds_back,
             is_disk_full,
             faulted,

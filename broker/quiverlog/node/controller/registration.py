@@ -65,7 +65,8 @@ class Registration:
     """This broker's registration.
 
     Args:
-        is_alone: true while no other node could be the controller.
+        is_alone: true while no other node could be the controller, and what those before it decided
+            is applied here.
         holds_back: true until the controller has the replicas here that do not count: the broker
             stays fenced, so none of them leads.
         is_disk_full: true while there is no room for rows; a change is reported at once.

@@ -87,6 +87,8 @@ class NodeConfig:
     and with a new directory where there is a secret."""
     local_reads_authenticated: bool = False
     """`local.reads` is `true` by name: also where clients authenticate."""
+    brokers_have_certificates: bool = False
+    """Brokers meet by TLS: what one sends counts only with the certificate of that broker."""
     rack: str = ""
     broker_session_ms: int = BROKER_SESSION_MS_DEFAULT
     """A broker silent for this long is fenced; the controller's value counts."""

@@ -47,11 +47,12 @@ class RequestReceived(msgspec.Struct, gc=False):
 
 
 class ConnectionOpened(msgspec.Struct, frozen=True):
-    """`peer`: address and port."""
+    """`peer`: address and port. `names`: those of its certificate, `quiverlog.tls.peer_names`."""
 
     connection_id: int
     peer: str
     listener: str = LISTENER_DEFAULT
+    names: tuple[str, ...] = ()
 
 
 class ConnectionClosed(msgspec.Struct, frozen=True):

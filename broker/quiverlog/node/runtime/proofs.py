@@ -1,14 +1,15 @@
 """Connections that have proved which other broker of this cluster is at their end.
 
 Owns the accepting side of the proof (`wire.peer_proof`) and the one check of every request between
-brokers: a node id in a request by itself proves nothing.
+brokers: a node id in a request by itself proves nothing. Where brokers meet by TLS, a certificate
+of that broker is asked for as well; its authority has been checked by the server.
 
 Invariant: a connection is proved by a secret that counts now; a removed secret ends it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,7 +27,14 @@ from quiverlog.wire.authentication_messages import (
     AuthenticateResponse,
 )
 from quiverlog.wire.messages import Request
-from quiverlog.wire.peer_proof import NONCE_BYTES, Acceptor, ClusterSecrets, ProofRefused
+from quiverlog.wire.peer_proof import (
+    NONCE_BYTES,
+    Acceptor,
+    ClusterSecrets,
+    ProofRefused,
+    broker_in,
+    broker_uri,
+)
 from quiverlog.wire.registry import SENDERS
 
 __all__ = ["PeerProofs"]
@@ -57,9 +65,9 @@ class PeerProofs:
     """`is_required`: what a connection without proof sends as a broker is refused."""
 
     __slots__ = (
-        "_challenged", "_clients", "_cluster_id", "_entropy", "_listener", "_metrics", "_node_id",
-        "_outbox", "_proved", "_refused_us", "_seen_unproved", "_warned_us", "is_required",
-        "secrets", "unproved",
+        "_asks_for_certificates", "_certified", "_challenged", "_clients", "_cluster_id",
+        "_entropy", "_listener", "_metrics", "_node_id", "_outbox", "_proved", "_refused_us",
+        "_seen_unproved", "_warned_us", "is_required", "secrets", "unproved",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +85,9 @@ class PeerProofs:
         self._metrics = metrics
         self._entropy = entropy
         self._cluster_id = ""
+        self._asks_for_certificates = config.brokers_have_certificates
+        self._certified: dict[int, int] = {}
+        """Connection -> the node of its certificate."""
         self.secrets = config.cluster_secrets
         self.is_required = False
         self._challenged: dict[int, _Challenged] = {}
@@ -103,8 +114,15 @@ class PeerProofs:
             )
 
     # --- connections ---------------------------------------------------------------------------
-    def opened(self, connection_id: int, listener: str) -> None:
-        if self.is_required and listener == self._listener != LISTENER_DEFAULT:
+    def opened(self, connection_id: int, listener: str, names: Sequence[str] = ()) -> None:
+        assert connection_id not in self._certified, "the server never uses an id twice"
+        if listener != self._listener:
+            return
+        node_id = broker_in(names, self._cluster_id) if self._asks_for_certificates else None
+        if node_id is not None:
+            self._certified[connection_id] = node_id
+        is_bare = self._asks_for_certificates and node_id is None
+        if (self.is_required or is_bare) and listener != LISTENER_DEFAULT:
             self.unproved.add(connection_id)
 
     def drop(self, connection_id: int, now: Now) -> None:
@@ -112,6 +130,7 @@ class PeerProofs:
         if left is not None:
             self._was_refused(left.address, _LEFT, now)
         self._proved.pop(connection_id, None)
+        self._certified.pop(connection_id, None)
         self.unproved.discard(connection_id)
         self._seen_unproved.discard(connection_id)
 
@@ -160,7 +179,8 @@ class PeerProofs:
             self._was_refused(address, str(refused), now)
             raise AuthenticationFailed(f"broker {self._node_id} refuses the proof.") from None
         self._proved[connection_id] = _Proved(node_id, secret)
-        self.unproved.discard(connection_id)
+        if not self._asks_for_certificates or connection_id in self._certified:
+            self.unproved.discard(connection_id)
         self._outbox.emit(ConnectionProved(connection_id))
         principal = of_broker(node_id)
         self._clients.authenticated(connection_id, principal)
@@ -180,6 +200,11 @@ class PeerProofs:
     def check(self, connection_id: int, request: Request, now: Now) -> None:
         """Raises NotAuthenticated: the broker that the request names has not sent it."""
         sender: int = getattr(request, SENDERS[type(request)])
+        if self._asks_for_certificates and self._certified.get(connection_id) != sender:
+            raise NotAuthenticated(
+                f"{request.API.name} in the name of node {sender}: the connection has not shown a"
+                f" certificate for {broker_uri(self._cluster_id, sender)}."
+            )
         proved = self._proved.get(connection_id)
         if proved is not None:
             if proved.node_id == sender:
@@ -193,7 +218,7 @@ class PeerProofs:
                 f"broker {self._node_id} takes {request.API.name} only from a broker that has"
                 " proved that it has the cluster's secret."
             )
-        if connection_id in self._seen_unproved:
+        if connection_id in self._seen_unproved or self._asks_for_certificates:
             return
         self._seen_unproved.add(connection_id)
         self._metrics.peer_connections_unproved += 1

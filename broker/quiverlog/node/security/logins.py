@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from quiverlog.core.controller.records import TokenRecord, UserRecord
-from quiverlog.core.security.principals import ANONYMOUS, Kind, of_user
+from quiverlog.core.security.principals import ANONYMOUS, NAME, of_user
 from quiverlog.core.security.users import credentials_for
 from quiverlog.errors import (
     AuthenticationFailed,
@@ -35,6 +35,7 @@ from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.types import Now
 from quiverlog.wire.authentication_messages import (
+    CERTIFICATE,
     TOKEN,
     AuthenticateRequest,
     AuthenticateResponse,
@@ -42,8 +43,9 @@ from quiverlog.wire.authentication_messages import (
 from quiverlog.wire.peer_proof import ProofRefused
 from quiverlog.wire.security.scram import HASHES, SCRAM_SHA_256, Credential, ScramServer, nonce_of
 
-__all__ = ["Logins"]
+__all__ = ["Logins", "certified_user"]
 
+_URI: Final = "quiverlog://"
 _REFUSED: Final = "a login was refused"
 _REFUSED_US: Final = 1_000_000
 """Until the answer of a refusal, a quarter more or less."""
@@ -76,13 +78,29 @@ class _Refused(NamedTuple):
     correlation_id: int
 
 
+def certified_user(names: Sequence[str], cluster_id: str) -> str:
+    """Return the user that a certificate names; empty: none.
+
+    A URI of ours counts before all, so that one certificate is one user at each cluster.
+    """
+    found: dict[str, list[str]] = {}
+    for kind, _, name in (one.partition(":") for one in names):
+        found.setdefault(kind, []).append(name)
+    uris = [one for one in found.get("URI", ()) if one.startswith(_URI)]
+    own = f"{_URI}{cluster_id}/user/"
+    candidates = [one.removeprefix(own) for one in uris if one.startswith(own)]
+    if not uris:  # A certificate of a broker, or of another cluster, is no user's.
+        candidates = [*found.get("DNS", ()), *found.get("CN", ())]
+    return next((one for one in candidates if NAME.fullmatch(one)), "")
+
+
 class Logins:
     """`open`: connections that are not logged in, and may have to be."""
 
     __slots__ = (
-        "_authentication", "_clients", "_ending", "_entropy", "_expiries", "_fake_key",
-        "_logged_in", "_logged_us", "_metrics", "_node_id", "_outbox", "_refused", "_seen",
-        "_under_way", "_view", "open",
+        "_authentication", "_certificates", "_clients", "_cluster_id", "_ending", "_entropy",
+        "_expiries", "_fake_key", "_logged_in", "_logged_us", "_metrics", "_node_id", "_outbox",
+        "_refused", "_seen", "_under_way", "_view", "open",
     )  # fmt: skip
 
     def __init__(
@@ -93,7 +111,9 @@ class Logins:
         outbox: Outbox,
         metrics: NodeMetrics,
         entropy: Callable[[int], bytes],
+        cluster_id: Callable[[], str],
     ) -> None:
+        self._cluster_id = cluster_id
         self._node_id = config.node_id
         self._authentication = config.authentication
         self._clients = clients
@@ -110,22 +130,28 @@ class Logins:
         self._refused: deque[_Refused] = deque()
         # Their requests get no answer.
         self._ending: set[int] = set()
+        # Names in the certificates of clients that may log in by them.
+        self._certificates: dict[int, tuple[str, ...]] = {}
         self._seen: tuple[Mapping[str, UserRecord], Mapping[str, TokenRecord]] = ({}, {})
         self._logged_us: dict[str, int] = {}
         """When a refusal was logged, by address: those of the last minute."""
 
     # --- connections ---------------------------------------------------------------------------
-    def opened(self, connection_id: int, listener: str) -> None:
+    def opened(self, connection_id: int, listener: str, names: Sequence[str] = ()) -> None:
+        """`names`: those of the client's certificate, as `quiverlog.tls.peer_names`."""
         assert connection_id not in self._logged_in, "ids are never used twice"
         at = self._authentication.get(listener)
         if at is not None:
             self.open[connection_id] = at.asked
+            if CERTIFICATE in at.mechanisms and names:
+                self._certificates[connection_id] = tuple(names)
 
     def drop(self, connection_id: int) -> None:
         self.open.pop(connection_id, None)
         self._under_way.pop(connection_id, None)
         self._logged_in.pop(connection_id, None)
         self._ending.discard(connection_id)
+        self._certificates.pop(connection_id, None)
 
     def proved(self, connection_id: int) -> None:
         """Another broker has proved, by other means, that it is one."""
@@ -162,14 +188,6 @@ class Logins:
         """True until the connection has logged in, where it must."""
         return self.open.get(connection_id) is Asked.REQUIRED
 
-    def is_super(self, connection_id: int) -> bool:
-        """Return whether the connection may do everything."""
-        principal = self._clients.principal_of(connection_id)
-        if principal in self._clients.super_users:
-            return True
-        user = self._view.image.users.get(principal.name)
-        return principal.kind is Kind.USER and user is not None and user.is_admin
-
     def described(self, connection_id: int) -> tuple[str, str, int]:
         """Return (mechanism, token id, UTC of its end or 0) of a connection's login."""
         login = self._logged_in.get(connection_id)
@@ -197,6 +215,8 @@ class Logins:
         self._check_mechanism(connection_id, request.mechanism)
         under_way = self._under_way.pop(connection_id, None)
         try:
+            if request.mechanism == CERTIFICATE:
+                return self._by_certificate(connection_id, now)
             if under_way is None:
                 server = self._server(request.mechanism)
                 data = server.first(request.data)
@@ -215,6 +235,14 @@ class Logins:
         return AuthenticateResponse(
             data=data, is_done=True, principal=principal, expires_ms=left_ms
         )
+
+    def _by_certificate(self, connection_id: int, now: Now) -> AuthenticateResponse:
+        cluster_id = self._cluster_id()
+        user = certified_user(self._certificates.get(connection_id, ()), cluster_id)
+        if not user:
+            raise ProofRefused("its certificate names no user, or it has shown none")
+        self._done(connection_id, _Login(user, CERTIFICATE, b""), now)
+        return AuthenticateResponse(is_done=True, principal=str(of_user(user)))
 
     def _check_mechanism(self, connection_id: int, mechanism: str) -> None:
         listener = self._clients.listener_of(connection_id)
@@ -351,6 +379,8 @@ class Logins:
 
     def _counts(self, login: _Login) -> bool:
         image = self._view.image
+        if login.mechanism == CERTIFICATE:
+            return True  # The authority decides, and connections end with the certificates' files.
         assert login.stored_key, "it was proved"
         user = image.users.get(login.user)
         if user is None:

@@ -27,11 +27,13 @@ from quiverlog.server.config.listeners import (
     LISTENERS_PREFIX,
     ListenerConfig,
     check_advertised,
+    check_brokers_tls,
     listener_key,
     parse_listeners,
     refuse_shared_ports,
 )
 from quiverlog.settings import InvalidValue, text_of
+from quiverlog.tls import ServerTls
 from quiverlog.wire.config_messages import ConfigSource
 
 __all__ = [
@@ -138,7 +140,7 @@ _CHARS_MAX: Final = {
 _ENV_OF_OTHERS: Final = re.compile(
     # Clients and tools have their own variables; Kubernetes sets the last two kinds in every
     # container of a namespace with a service called `quiverlog`.
-    r"QUIVERLOG_(CONFIG|DEBUG|BOOTSTRAP_SERVER|(CLIENT|TEST|DEMO|BENCH)_\w+|PORT|PORT_\d\w+|SERVICE_\w+)"
+    r"QUIVERLOG_(CONFIG|DEBUG|BOOTSTRAP_SERVER|SECURITY_FILE|(CLIENT|TEST|DEMO|BENCH)_\w+|PORT|PORT_\d\w+|SERVICE_\w+)"
 )
 
 
@@ -204,6 +206,8 @@ class BrokerConfig:
     listeners_without_administration: frozenset[str]
     authentication: Mapping[str, Authentication]
     """Of the listeners that ask for it, by name."""
+    listeners_tls: Mapping[str, ServerTls]
+    listeners_without_local_reads: frozenset[str]
     given: Mapping[str, Given]
     """Every configured value, as text."""
 
@@ -281,10 +285,12 @@ def _typed(settings: Mapping[str, _Given]) -> BrokerConfig:
                 raise InvalidConfig(f"{source} {error}") from None
     for key in CONFIG_KEYS.values():
         values.setdefault(key.field, key.parse(key.default))
-    values["listeners"], values["listeners_without_administration"], authentication = (
-        parse_listeners(of_listeners)
-    )
-    values["authentication"] = authentication
+    found = parse_listeners(of_listeners)
+    values["listeners"] = found.named
+    values["listeners_without_administration"] = found.without_administration
+    values["authentication"] = found.authentication
+    values["listeners_tls"] = found.tls
+    values["listeners_without_local_reads"] = found.without_local_reads
     _refuse_contradictions(values, topic_defaults, settings)
     given = {name: Given(text_of(one.value), one.kind) for name, one in settings.items()}
     return BrokerConfig(topic_defaults=topic_defaults, given=given, **values)
@@ -320,6 +326,12 @@ def _refuse_contradictions(
         raise InvalidConfig(
             f"{source('inter.broker.listener')}: no listener is called {between!r}."
         )
+    check_brokers_tls(
+        values["listeners_tls"].get(between),
+        between,
+        source("inter.broker.listener"),
+        is_shared=between == LISTENER_DEFAULT,
+    )
     if advertise is not None:
         check_advertised(advertise, source("advertise"))
     if advertise is not None and advertise.port == 0 and listen.port != 0:

@@ -49,6 +49,8 @@ def _of_listeners(config: BrokerConfig) -> object:
         dict(config.listeners),
         config.listeners_without_administration,
         dict(config.authentication),
+        dict(config.listeners_tls),
+        config.listeners_without_local_reads,
     )
 
 

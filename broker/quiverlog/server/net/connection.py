@@ -22,7 +22,7 @@ from quiverlog.limits import (
 from quiverlog.node.runtime.config import LISTENER_DEFAULT
 from quiverlog.node.runtime.events import ConnectionClosed, ConnectionOpened, Event, RequestsEnded
 from quiverlog.server.net.clocks import monotonic_us, read_clocks
-from quiverlog.server.net.connections import ConnectionState, ConnectionTable
+from quiverlog.server.net.connections import ConnectionState, ConnectionTable, Entry
 from quiverlog.server.net.memory import MemoryBudget
 from quiverlog.server.net.peer import (
     has_hung_up,
@@ -34,8 +34,10 @@ from quiverlog.server.net.peer import (
 from quiverlog.server.net.replies import Replies
 from quiverlog.server.net.requests import Backlog, RequestFeed, Unreadable, is_brokers_hello
 from quiverlog.server.net.scheduler import FairScheduler
+from quiverlog.server.net.tls_writer import TlsWriter
 from quiverlog.server.observe.logs import Logger
 from quiverlog.server.observe.metrics import ServerMetrics
+from quiverlog.tls import peer_names
 from quiverlog.types import Now
 from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.frames import Frame, FrameReceiver, encode_error
@@ -84,8 +86,11 @@ class FinalError:
             transport.close()
             return
         # Closed with unread bytes, the kernel sends a reset, which discards the error on its way.
-        with contextlib.suppress(OSError, NotImplementedError):
-            transport.write_eof()
+        if transport.can_write_eof():
+            with contextlib.suppress(OSError):
+                transport.write_eof()
+        else:  # TLS has no end of one direction: this sends the rest, and reads until the client's.
+            transport.close()
         table.lingering += 1
         self._lingers = True
         self._timer = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
@@ -129,6 +134,8 @@ class ConnectionContext(NamedTuple):
     """Other brokers must prove who they are before they send anything else."""
     needs_login: bool = False
     """So must clients."""
+    local_reads: bool = True
+    """False: the listener's clients read no log files themselves."""
 
 
 CHUNK_REQUESTS_MAX: Final = 64
@@ -148,13 +155,37 @@ assert CHUNK_REQUESTS_MAX <= REQUESTS_PER_TURN
 
 class ClientProtocol(asyncio.BufferedProtocol):
     __slots__ = (
-        "_backlog", "_busy", "_chunk_requests", "_closing", "_context", "_feed", "_final_error",
-        "_held", "_is_settled", "_receiver", "_reported_bytes", "_transport", "_write_paused",
-        "connection_id", "held_bytes", "is_scheduled", "peer", "replies", "sent_bytes", "state",
+        "_backlog",
+        "_busy",
+        "_chunk_requests",
+        "_closing",
+        "_context",
+        "_entry",
+        "_feed",
+        "_final_error",
+        "_held",
+        "_is_settled",
+        "_receiver",
+        "_reported_bytes",
+        "_transport",
+        "_write_paused",
+        "_writer",
+        "connection_id",
+        "held_bytes",
+        "is_made",
+        "is_scheduled",
+        "peer",
+        "replies",
+        "sent_bytes",
+        "state",
     )  # fmt: skip
 
-    def __init__(self, context: ConnectionContext) -> None:
+    def __init__(self, context: ConnectionContext, entry: Entry | None = None) -> None:
+        """`entry`: the place of a connection that was counted before its handshake."""
         self._context = context
+        self._entry = entry
+        self.is_made = False
+        self._writer: TlsWriter | None = None
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._receiver = FrameReceiver(
             frame_bytes_max=context.connections.limits.frame_bytes_max,
@@ -178,10 +209,18 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         context = self._context
+        self.is_made = True
         self.peer = peer_name(transport)
-        origin = origin_of(self.peer, may_be_broker=context.serves_brokers)
+        if self._entry is None:
+            origin = origin_of(self.peer, may_be_broker=context.serves_brokers)
+            self.state = ConnectionState(monotonic_us(), origin)
+        else:
+            origin = self._entry.origin
+            self.state = ConnectionState(monotonic_us(), origin)
+            self.state.place = self._entry.place
+        if transport.get_extra_info("ssl_object") is not None:
+            self._writer = TlsWriter(self._transport)
         self._is_settled = not origin.may_be_broker
-        self.state = ConnectionState(monotonic_us(), origin)
         if context.proves_brokers and context.listener != LISTENER_DEFAULT:
             self._await_proof(PROOF_MS)  # Only brokers have anything to ask here.
         elif context.needs_login:
@@ -190,7 +229,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if self.connection_id < 0:
             self.refuse()
             return
-        context.runner.deliver(ConnectionOpened(self.connection_id, self.peer, context.listener))
+        names = peer_names(transport.get_extra_info("peercert"))
+        context.runner.deliver(
+            ConnectionOpened(self.connection_id, self.peer, context.listener, names)
+        )
         context.metrics.connections_accepted += 1
         context.metrics.connections_open += 1
         self.limits_changed()
@@ -261,6 +303,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
         self._release()
+        if self._writer is not None:
+            self._writer.clear()
         context = self._context
         context.memory.remove(self)
         if self.connection_id >= 0:
@@ -269,11 +313,18 @@ class ClientProtocol(asyncio.BufferedProtocol):
             context.runner.deliver(ConnectionClosed(self.connection_id))
 
     def pause_writing(self) -> None:
+        if self._writer is not None:
+            self._writer.is_blocked = True  # `_push` decides when the client is too slow.
+            return
         # A client that does not read its answers gets no more of them.
         self._write_paused = True
         self._hold()
 
     def resume_writing(self) -> None:
+        if self._writer is not None:
+            self._writer.is_blocked = False
+            self._push(self._writer)
+            return
         self._write_paused = False
         self.report()
         if self._held:
@@ -282,6 +333,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
     # --- requests ------------------------------------------------------------------------------
     def run_turn(self) -> None:
         """Continue the backlog; without one, read again unless a limit forbids it."""
+        if self._writer is not None and self._writer.byte_count and not self._closing:
+            self._push(self._writer)
         if self._closing or not self._held or not self._may_go_on():
             return
         if self._backlog:
@@ -295,7 +348,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             return
         if not self._final_error:
             self._release_hold()
-        elif not self.state.in_flight:
+        elif not self.state.in_flight and not self._queued_bytes:
             self._send_error()
 
     def _may_go_on(self) -> bool:
@@ -389,13 +442,40 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._reported_bytes = 0
         self.sent_bytes += size
         self._context.metrics.bytes_out += size
-        transport.write(parts[0]) if len(parts) == 1 else transport.writelines(parts)
+        if self._writer is not None:
+            self._writer.add(parts, size)
+            self._push(self._writer)
+        elif len(parts) == 1:
+            transport.write(parts[0])
+        else:
+            transport.writelines(parts)
         if self._held and not self._write_paused:
             self._context.scheduler.request(self)
-        if self.held_bytes or transport.get_write_buffer_size():
+        if self.held_bytes or self.waiting_bytes:
             self.report()
         else:
             replies.all_taken()
+
+    def _push(self, writer: TlsWriter) -> None:
+        """Encrypt one step of what waits; ask for a turn for the rest."""
+        writer.push()
+        if writer.byte_count and not writer.is_blocked:
+            self._context.scheduler.request(self)
+        waiting = self.waiting_bytes
+        if waiting > self._context.connections.limits.write_buffer_bytes:
+            self._write_paused = True
+            self._hold()
+        elif self._write_paused and not waiting:
+            self._write_paused = False
+            self.report()
+            if self._held:
+                self._context.scheduler.request(self)
+        elif not waiting and self._final_error:
+            self._context.scheduler.request(self)
+
+    @property
+    def _queued_bytes(self) -> int:
+        return 0 if self._writer is None else self._writer.byte_count
 
     def measure(self) -> tuple[int, int]:
         unsent, unsent_us = self.replies.unsent(self.waiting_bytes, monotonic_us)
@@ -421,7 +501,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
     # --- ends ----------------------------------------------------------------------------------
     @property
     def waiting_bytes(self) -> int:
-        return self._transport.get_write_buffer_size()
+        return self._transport.get_write_buffer_size() + self._queued_bytes
 
     @property
     def is_held(self) -> bool:
@@ -433,8 +513,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def limits_changed(self) -> None:
         limits = self._context.connections.limits
-        self._transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
-        self._feed.may_read_files = limits.local_reads and is_on_this_machine(self._transport)
+        if self._writer is None:
+            self._transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
+        may_read_files = limits.local_reads and self._context.local_reads
+        self._feed.may_read_files = may_read_files and is_on_this_machine(self._transport)
 
     def close_soon(self, why: str) -> None:
         if not self._closing:
@@ -460,6 +542,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
             )
         self._closing = True
         self._release()
+        if self._writer is not None:
+            self._writer.clear()
         self.replies.all_taken()
         self._transport.abort()
         self._context.memory.remove(self)
@@ -482,7 +566,11 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._end_with(*self._final_error.unreadable)
 
     def _end_with(self, error: QuiverlogError, api: int, correlation_id: int) -> None:
-        self._transport.write(encode_error(error, api=api, correlation_id=correlation_id))
+        frame = encode_error(error, api=api, correlation_id=correlation_id)
+        if self._writer is not None:
+            self._writer.add([frame], len(frame))  # behind the answers that wait
+        else:
+            self._transport.write(frame)
         self._half_close()
 
     def _half_close(self) -> None:
@@ -491,6 +579,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._context.connections.mark_active(self)  # The client may take the error too slowly.
         self._closing = True
         self._release()
+        if self._writer is not None:
+            self._writer.push_all()
         self.report()
         self._final_error.linger(self._transport)
         if self._held:

@@ -16,16 +16,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from quiverlog.limits import DOOR_MS, PROOF_MS
 from quiverlog.server.net.memory import Holder
+from quiverlog.server.net.peer import origin_of
 from quiverlog.server.net.places import UNKNOWN_ORIGIN, Origin, Place, PlaceLimits, Places
 from quiverlog.server.net.replies import Replies
 from quiverlog.server.net.scheduler import Schedulable
 from quiverlog.wire.messages import Response
 
-__all__ = ["Connection", "ConnectionLimits", "ConnectionState", "ConnectionTable", "overdue"]
+__all__ = [
+    "ClientAdmission",
+    "Connection",
+    "ConnectionLimits",
+    "ConnectionState",
+    "ConnectionTable",
+    "Entry",
+    "overdue",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +223,8 @@ class ConnectionTable:
     def add(self, connection: Connection) -> int:
         """Return the connection's new id; -1: there is no place."""
         state = connection.state
-        state.place = self.places.enter(state.origin)
+        if state.place is Place.NONE:  # else it was counted when it was accepted
+            state.place = self.places.enter(state.origin)
         if state.place is Place.NONE:
             return -1
         if state.place is Place.DOOR:
@@ -330,6 +340,39 @@ class ConnectionTable:
             state.slot = (state.last_read_us + self._limits.idle_us) // self._slot_us
             state.slot = max(state.slot, self._next_slot)
             self._slots.setdefault(state.slot, {})[connection] = None
+
+
+class Entry(NamedTuple):
+    """The place of a connection whose handshake is under way."""
+
+    origin: Origin
+    place: Place
+
+
+class ClientAdmission:
+    """Counts the connections of a listener with TLS before they have a protocol."""
+
+    __slots__ = ("_may_be_broker", "_table")
+
+    def __init__(self, table: ConnectionTable, *, may_be_broker: bool) -> None:
+        self._table = table
+        self._may_be_broker = may_be_broker
+
+    def enter(self, peer: str) -> Entry | None:
+        """Return the place of a new connection; None: there is none."""
+        places = self._table.places
+        origin = origin_of(peer, may_be_broker=self._may_be_broker)
+        place = places.enter(origin)
+        if place is Place.NONE:
+            return None
+        # Descriptors are planned for that many; the table lets later ones displace earlier ones.
+        if place is Place.DOOR and places.taken(place) > 2 * places.limits.door:
+            places.leave(place, origin)
+            return None
+        return Entry(origin, place)
+
+    def leave(self, place: Entry) -> None:
+        self._table.places.leave(place.place, place.origin)
 
 
 def _on_each(

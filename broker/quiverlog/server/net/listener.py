@@ -15,9 +15,12 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from quiverlog.addresses import Address
-from quiverlog.errors import AddressInUse
+from quiverlog.errors import AddressInUse, TlsRequired
 from quiverlog.server.net.connection import ClientProtocol, ConnectionContext
+from quiverlog.server.net.connections import ClientAdmission
+from quiverlog.server.net.tls import Handshakes, TlsHolder
 from quiverlog.server.observe.logs import Logger
+from quiverlog.wire.frames import encode_error
 
 __all__ = ["Acceptor", "EarlyPort", "Listeners", "begin_to_listen", "socket_address"]
 
@@ -47,7 +50,11 @@ def begin_to_listen(sock: socket.socket, backlog: int) -> None:
 
 
 class Acceptor:
-    """Accepts connections until `close`, each with a new protocol."""
+    """Accepts connections until `close`, each with a new protocol.
+
+    Args:
+        handshakes: get the connections of a listener with TLS; None: there is no TLS.
+    """
 
     def __init__(
         self,
@@ -56,11 +63,13 @@ class Acceptor:
         make_protocol: Callable[[], asyncio.BaseProtocol],
         *,
         log: Logger,
+        handshakes: Handshakes | None = None,
     ) -> None:
         sock.setblocking(False)
         self._loop = loop
         self._socket = sock
         self._make_protocol = make_protocol
+        self._handshakes = handshakes
         self._log = log
         self._is_taking = self._is_closed = False
         self._task = loop.create_task(self._accept())
@@ -71,6 +80,8 @@ class Acceptor:
         # Cancelled while it takes a connection, uvloop closes that one without its protocol.
         if not self._is_taking:
             self._task.cancel()
+        if self._handshakes is not None:
+            self._handshakes.close()
         self._socket.close()
 
     async def _accept(self) -> None:
@@ -90,6 +101,9 @@ class Acceptor:
             try:
                 with contextlib.suppress(OSError):  # not TCP
                     accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._handshakes is not None:
+                    self._handshakes.take(accepted)
+                    continue
                 await self._loop.connect_accepted_socket(self._make_protocol, accepted)
             except OSError:
                 accepted.close()
@@ -114,10 +128,34 @@ class Listeners:
         self._acceptors: list[Acceptor] = []
         self.addresses: dict[str, Address] = {}
 
-    def open(self, sock: socket.socket, context: ConnectionContext) -> None:
+    def open(
+        self, sock: socket.socket, context: ConnectionContext, tls: TlsHolder | None = None
+    ) -> None:
         begin_to_listen(sock, _BACKLOG)
         self.addresses[context.listener] = socket_address(sock)
-        acceptor = Acceptor(self._loop, sock, lambda: ClientProtocol(context), log=context.log)
+        handshakes = None
+        if tls is not None:
+            table = context.connections
+            handshakes = Handshakes(
+                self._loop,
+                tls,
+                lambda entry: ClientProtocol(context, entry),
+                ClientAdmission(table, may_be_broker=context.serves_brokers),
+                plain_answer=encode_error(
+                    TlsRequired(f"{self.addresses[context.listener]} takes TLS only."),
+                    api=0,
+                    correlation_id=0,
+                ),
+                metrics=context.metrics,
+                log=context.log,
+            )
+        acceptor = Acceptor(
+            self._loop,
+            sock,
+            lambda: ClientProtocol(context),
+            log=context.log,
+            handshakes=handshakes,
+        )
         self._acceptors.append(acceptor)
 
     def close(self) -> None:

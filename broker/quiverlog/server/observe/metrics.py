@@ -22,6 +22,7 @@ __all__ = [
     "RecentRates",
     "RequestCounters",
     "ServerMetrics",
+    "TlsDates",
 ]
 
 _BUCKETS: Final = tuple(range(4, 28, 2))
@@ -96,6 +97,17 @@ class RecentRates:
         return tuple((b - a) / (at_s - began_s) for a, b in zip(before, totals, strict=True))
 
 
+class TlsDates(NamedTuple):
+    """When what a listener uses of TLS ends, in seconds since 1970, and the certificate's number.
+
+    `authority_s` 0: the listener asks for no certificates.
+    """
+
+    certificate_s: float
+    authority_s: float
+    serial: str
+
+
 class RequestCounters:
     __slots__ = ("handling", "queue", "total")
 
@@ -144,6 +156,9 @@ class ServerMetrics:
         "reads_paused",
         "requests",
         "sync",
+        "tls_dates",
+        "tls_files_refused",
+        "tls_handshakes",
     )
 
     def __init__(self) -> None:
@@ -171,6 +186,14 @@ class ServerMetrics:
         self.http_refused = 0
         self.lines_left_out = 0
         self.disk_free_bytes = 0
+        self.tls_dates: dict[str, TlsDates] = {}
+        """By listener."""
+        self.tls_files_refused: dict[str, int] = {}
+        """1 for a listener whose changed files cannot be used."""
+        self.tls_handshakes: dict[str, int] = {}
+
+    def count_handshake(self, outcome: str) -> None:
+        self.tls_handshakes[outcome] = self.tls_handshakes.get(outcome, 0) + 1
 
     def count_job(self, kind: str, elapsed_us: int) -> None:
         counters = self.job_kinds.get(kind)

@@ -85,6 +85,7 @@ class MetricsExporter:
         yield from self._requests()
         yield from self._connections()
         yield from self._peers()
+        yield from self._tls()
         yield from self._loop_and_disk()
         yield from self._memory_and_jobs()
         yield from self._topics()
@@ -156,6 +157,32 @@ class MetricsExporter:
         yield _counter(
             "peer_links_unproved", "Connections to brokers without proof.", m.peer_links_unproved
         )
+
+    def _tls(self) -> Iterator[Metric]:
+        m = self._metrics
+        expires = GaugeMetricFamily(
+            "quiverlog_tls_certificate_expires_seconds",
+            "When a listener's certificate, or an authority that it trusts, expires; since 1970.",
+            labels=["listener", "of"],
+        )
+        refused = GaugeMetricFamily(
+            "quiverlog_tls_files_refused",
+            "1 while a listener's changed files cannot be used.",
+            labels=["listener"],
+        )
+        for listener, dates in sorted(m.tls_dates.copy().items()):
+            expires.add_metric([listener, "certificate"], dates.certificate_s)
+            if dates.authority_s:
+                expires.add_metric([listener, "authority"], dates.authority_s)
+            refused.add_metric([listener], m.tls_files_refused.get(listener, 0))
+        yield expires
+        yield refused
+        handshakes = CounterMetricFamily(
+            "quiverlog_tls_handshakes", "Handshakes of TLS, by outcome.", labels=["outcome"]
+        )
+        for outcome, count in sorted(m.tls_handshakes.copy().items()):
+            handshakes.add_metric([outcome], count)
+        yield handshakes
 
     def _loop_and_disk(self) -> Iterator[Metric]:
         m = self._metrics

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, cast
@@ -27,6 +28,7 @@ from quiverlog.errors import (
     NotAuthenticated,
     PeerUnreachable,
     QuiverlogError,
+    TlsRequired,
     UnknownApi,
     WrongCluster,
     WrongListener,
@@ -50,8 +52,11 @@ from quiverlog.node.runtime.effects import NO_TOKEN, Peer, Purpose, SendToPeer
 from quiverlog.node.runtime.events import Event, PeerClosed, ResponseReceived
 from quiverlog.server.net.memory import MemoryBudget
 from quiverlog.server.net.peer import keep_alive
+from quiverlog.server.net.tls import TlsHolder
+from quiverlog.server.net.tls_writer import TlsWriter
 from quiverlog.server.observe.logs import Logger
 from quiverlog.server.observe.metrics import ServerMetrics
+from quiverlog.tls import peer_names, why_failed
 from quiverlog.version import VERSION
 from quiverlog.wire.authentication_messages import (
     CLUSTER_SHA_256,
@@ -67,6 +72,8 @@ from quiverlog.wire.peer_proof import (
     Connector,
     Parties,
     ProofRefused,
+    broker_in,
+    broker_uri,
 )
 from quiverlog.wire.quorum_messages import QuorumResponse
 
@@ -179,8 +186,13 @@ _JOIN_BYTES_MAX: Final = 64 * 1024
 
 
 class Listener(Protocol):
-    def greeted(self, hello: HelloResponse, *, can_prove: bool) -> Connector | None:
+    def greeted(
+        self, hello: HelloResponse, *, can_prove: bool, names: Sequence[str]
+    ) -> Connector | None:
         """Handle the answer to HELLO; return what is to be proved, None where nothing is.
+
+        Args:
+            names: those of the other broker's certificate; empty: there is no TLS.
 
         Raises:
             QuiverlogError: another broker has answered, or one without the proof that is required.
@@ -213,12 +225,18 @@ class Conversation(asyncio.BufferedProtocol):
         self._proof_number = 0
         """Correlation id of the AUTHENTICATE under way; 0: none is."""
         self._is_paused = self.is_over = False
+        self._names: tuple[str, ...] = ()
+        self._writer: TlsWriter | None = None
         self.was_quiet = False
         """Nothing was in flight when it ended, as after a long idle time: no failure."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         keep_alive(transport)
+        shown = transport.get_extra_info("peercert")
+        if shown is not None:
+            self._names = peer_names(shown)
+            self._writer = TlsWriter(self._transport)
         self._write([self._protocol.hello(self._client_id, VERSION, BROKER_SOFTWARE)])
 
     def get_buffer(self, sizehint: int) -> Any:
@@ -256,8 +274,15 @@ class Conversation(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._is_paused = True
+        if self._writer is not None:
+            self._writer.is_blocked = True
 
     def resume_writing(self) -> None:
+        if self._writer is not None:
+            self._writer.is_blocked = False
+            self._push(self._writer)
+            if self._writer.byte_count:
+                return
         self._is_paused = False
         if self.is_ready:
             self._listener.has_room()
@@ -283,7 +308,8 @@ class Conversation(asyncio.BufferedProtocol):
     def held_bytes(self) -> int:
         if self.is_over:
             return 0
-        return self._receiver.buffered_bytes + self._transport.get_write_buffer_size()
+        queued = 0 if self._writer is None else self._writer.byte_count
+        return self._receiver.buffered_bytes + self._transport.get_write_buffer_size() + queued
 
     def send(self, effect: SendToPeer) -> None:
         """Raises QuiverlogError: the other broker lacks the API, or takes no frame of this size."""
@@ -310,7 +336,7 @@ class Conversation(asyncio.BufferedProtocol):
         if hello.error_code:
             raise error_from_code(hello.error_code, hello.error_message)
         can_prove = self._protocol.offers(Api.AUTHENTICATE)
-        self._connector = self._listener.greeted(hello, can_prove=can_prove)
+        self._connector = self._listener.greeted(hello, can_prove=can_prove, names=self._names)
         if self._connector is not None:
             self._authenticate(self._connector.opening)
 
@@ -339,8 +365,29 @@ class Conversation(asyncio.BufferedProtocol):
             ) from None
         self._authenticate(proof)
 
+    def _push(self, writer: TlsWriter) -> None:
+        """Encrypt one step of what waits, and the next in a later turn of the loop."""
+        if self.is_over:
+            writer.clear()
+            return
+        writer.push()
+        if writer.byte_count:
+            self._is_paused = True
+            if not writer.is_blocked:
+                asyncio.get_running_loop().call_soon(self._push_on, writer)
+
+    def _push_on(self, writer: TlsWriter) -> None:
+        self._push(writer)
+        if not writer.byte_count and not writer.is_blocked and self._is_paused:
+            self._is_paused = False
+            if self.is_ready:
+                self._listener.has_room()
+
     def _write(self, parts: list[bytes | memoryview]) -> None:
-        if body_bytes(parts) <= _JOIN_BYTES_MAX:
+        if self._writer is not None:
+            self._writer.add(parts, body_bytes(parts))
+            self._push(self._writer)
+        elif body_bytes(parts) <= _JOIN_BYTES_MAX:
             self._transport.write(b"".join(parts))
         else:
             self._transport.writelines(parts)
@@ -406,6 +453,8 @@ class LinkContext(NamedTuple):
     memory: MemoryBudget
     metrics: ServerMetrics
     log: Logger
+    tls: TlsHolder | None
+    """Of the listener where brokers meet; None: links are plain."""
 
 
 class PeerLink:
@@ -420,6 +469,7 @@ class PeerLink:
         self._context = context
         self._queue = PeerQueue(_QUEUE_BYTES_MAX.get(peer.purpose, PEER_QUEUE_BYTES_MAX))
         self._backoff = Backoff(rng)
+        self._is_tls_required = False
         self._conversation: Conversation | None = None
         self._begun: Conversation | None = None
         """Connected, but `_connect` has not resumed yet."""
@@ -519,11 +569,13 @@ class PeerLink:
         address = self.address
         try:
             async with asyncio.timeout(PEER_CONNECT_MS / 1000):
-                _, conversation = await self._context.loop.create_connection(self._begin, *address)
+                _, conversation = await self._context.loop.create_connection(
+                    self._begin, *address, **self._secured()
+                )
         except TimeoutError:
             error = PeerUnreachable(f"{address} did not answer within {PEER_CONNECT_MS} ms.")
         except (OSError, ValueError, QuiverlogError) as failure:
-            error = PeerUnreachable(f"cannot connect to {address}: {_reason(failure)}.")
+            error = PeerUnreachable(f"cannot connect to {address}: {self._why(failure)}.")
         else:
             self._connecting = self._begun = None
             self._conversation = conversation
@@ -531,13 +583,39 @@ class PeerLink:
             self._go_on()
             return
         self._connecting = None
+        self._is_tls_required = False
         self._failed(error)
+
+    def _secured(self) -> dict[str, Any]:
+        tls = self._tls
+        if tls is None:
+            return {}
+        return {
+            "ssl": tls.contexts.client,
+            "server_hostname": self.address.host,
+            "ssl_handshake_timeout": PEER_CONNECT_MS / 1000,
+        }
+
+    @property
+    def _tls(self) -> TlsHolder | None:
+        """With which it connects now; None: without TLS."""
+        tls = self._context.tls
+        # While a running cluster gets TLS, a broker that requires it refuses a plain connection.
+        return tls if tls is None or tls.settings.is_required or self._is_tls_required else None
+
+    def _why(self, failure: Exception) -> str:
+        of_handshake = (ssl.SSLError, ConnectionResetError, ConnectionAbortedError)
+        if self._tls is not None and isinstance(failure, of_handshake):
+            return why_failed(failure)
+        return _reason(failure)
 
     def _begin(self) -> Conversation:
         self._begun = Conversation(self, self._context.client_id)
         return self._begun
 
-    def greeted(self, hello: HelloResponse, *, can_prove: bool) -> Connector | None:
+    def greeted(
+        self, hello: HelloResponse, *, can_prove: bool, names: Sequence[str]
+    ) -> Connector | None:
         cluster_id, node_id = self._context.cluster_id, self.peer.node_id
         if hello.cluster_id != cluster_id:
             raise WrongCluster(
@@ -545,6 +623,10 @@ class PeerLink:
             )
         if hello.node_id != node_id:
             raise WrongNode(f"{self.address} is node {hello.node_id}, not {node_id}.")
+        if self._tls is not None and broker_in(names, cluster_id) != node_id:
+            raise AuthenticationFailed(
+                f"{self.address} shows no certificate for {broker_uri(cluster_id, node_id)}."
+            )
         self._context.log.debug(
             "peer connected", node=node_id, purpose=str(self.peer.purpose), at=str(self.address)
         )
@@ -557,6 +639,8 @@ class PeerLink:
         )
         if proof.is_required:
             raise unproved
+        if self._tls is not None and self._tls.settings.is_required:
+            return None  # Its certificate has proved it.
         self._context.metrics.peer_links_unproved += 1
         if proof.secrets:
             self._log(unproved)
@@ -599,6 +683,7 @@ class PeerLink:
             self._context.metrics.peers_open -= 1
         elif conversation is not self._begun:
             return  # `give_up` ended it before.
+        self._is_tls_required = isinstance(error, TlsRequired)
         tokens = conversation.take_tokens()
         if tokens:
             self._context.later(PeerClosed(self.peer, tokens, error))

@@ -14,6 +14,7 @@ from quiverlog.errors import PeerUnreachable
 from quiverlog.node.runtime.effects import NO_TOKEN, Peer, SendToPeer
 from quiverlog.node.runtime.events import Event, PeerClosed
 from quiverlog.server.net.memory import MemoryBudget
+from quiverlog.server.net.tls import TlsHolder
 from quiverlog.server.observe.logs import Logger
 from quiverlog.server.observe.metrics import ServerMetrics
 from quiverlog.server.peers.link import LinkContext, PeerLink, PeerSecrets
@@ -29,6 +30,7 @@ class PeerConnections:
         connections_max: of all links together, by the plan of descriptors.
         seed: for the jitter of the backoffs.
         deliver: gives events to the node.
+        tls: of the listener where brokers meet; None: links are plain.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class PeerConnections:
         memory: MemoryBudget,
         metrics: ServerMetrics,
         log: Logger,
+        tls: TlsHolder | None = None,
     ) -> None:
         assert connections_max > 0
         self._loop = loop
@@ -65,6 +68,7 @@ class PeerConnections:
             memory=memory,
             metrics=metrics,
             log=log,
+            tls=tls,
         )
 
     @property

@@ -20,6 +20,7 @@ from quiverlog.node.node import Node
 from quiverlog.node.runtime.config import LISTENER_DEFAULT, Asked, NodeConfig
 from quiverlog.node.runtime.events import ConfigReloaded, DiskSpace, Load, SecretsChanged, Shutdown
 from quiverlog.server.config.config import BrokerConfig
+from quiverlog.server.config.listeners import HTTP
 from quiverlog.server.config.reload import compare_configs, with_values
 from quiverlog.server.config.secret_file import SecretWatch, read_admin_file, read_secret_file
 from quiverlog.server.net.clocks import monotonic_us, read_clocks
@@ -30,6 +31,7 @@ from quiverlog.server.net.memory import Holder, MemoryBudget
 from quiverlog.server.net.places import Place, PlaceLimits
 from quiverlog.server.net.replies import path_hider
 from quiverlog.server.net.scheduler import FairScheduler
+from quiverlog.server.net.tls import TlsWatch, read_tls
 from quiverlog.server.observe.logs import LogControl, Logger
 from quiverlog.server.observe.metrics import Gauges, RecentRates, ServerMetrics
 from quiverlog.server.peers.link import PeerSecrets
@@ -39,6 +41,7 @@ from quiverlog.server.process.descriptors import DescriptorPlan, plan_descriptor
 from quiverlog.server.process.disk_watch import DiskLook, DiskWatch
 from quiverlog.server.process.node_runner import NodeRunner
 from quiverlog.storage.disk.posix import RESERVED_DESCRIPTORS, PosixDisk
+from quiverlog.tls import ServerTls
 from quiverlog.version import VERSION
 from quiverlog.wire.buffers import BufferPool
 from quiverlog.wire.frames import SCRATCH_BYTES
@@ -48,10 +51,13 @@ if TYPE_CHECKING:
     from quiverlog.server.http import HttpServer
     from quiverlog.server.observe.metrics_text import MetricsExporter
 
-__all__ = ["BrokerServer", "connection_limits", "node_config"]
+__all__ = ["BrokerServer", "Page", "connection_limits", "node_config"]
 
 
 _PROOF_REQUIRED: Final = {"auto": None, "true": True, "false": False}
+
+
+Page = Callable[[str, ServerTls | None, str], str]
 
 
 def node_config(
@@ -62,6 +68,7 @@ def node_config(
 ) -> NodeConfig:
     """`advertised`: the address that METADATA returns at each listener."""
     host, port = advertised[LISTENER_DEFAULT]
+    between = config.listeners_tls.get(config.inter_broker_listener)
     return NodeConfig(
         data_dir=config.data_dir,
         node_id=config.node_id,
@@ -74,6 +81,7 @@ def node_config(
         super_users=config.super_users,
         first_user=first_user,
         inter_broker_listener=config.inter_broker_listener,
+        brokers_have_certificates=between is not None and between.is_required,
         cluster_secrets=secrets,
         proof_required=_PROOF_REQUIRED[config.cluster_secret_required],
         rack=config.rack,
@@ -144,11 +152,12 @@ class BrokerServer:
     """
     Args:
         advertised: the address that METADATA returns at each listener.
-        page: makes the page at `/` of the HTTP port, from this broker's own address and the reason
-            why it takes no clients; called in a thread.
+        page: makes the page at `/` of the HTTP port, from this broker's own address, its TLS there
+            and the reason why it takes no clients; called in a thread.
 
     Raises:
-        InvalidConfig: the process may open too few files, or cannot read the cluster's secret.
+        InvalidConfig: the process may open too few files, or cannot read the cluster's secret, or a
+            file of TLS.
     """
 
     def __init__(
@@ -158,13 +167,15 @@ class BrokerServer:
         *,
         control: LogControl,
         advertised: Mapping[str, Address],
-        page: Callable[[str, str], str] | None = None,
+        page: Page | None = None,
     ) -> None:
         self._config = self._given = config
         self._page = page
         self._secrets = read_secret_file(config.cluster_secret_file)
         self._first_user = read_admin_file(config.admin_credential_file)
         self._secret_watch: SecretWatch | None = None
+        self._tls = read_tls(config.listeners_tls)
+        self._tls_watch: TlsWatch | None = None
         self._log = log
         self._log_control = control
         self._advertised = advertised
@@ -260,6 +271,8 @@ class BrokerServer:
         )
         self._peers = self._runner.peers = self._make_peers(node, self._runner, entropy)
         self._watch_secrets()
+        if self._tls:
+            self._tls_watch = TlsWatch(self._loop, self._tls, metrics=self._metrics, log=self._log)
         context = self._connection_context(self._runner)
         between = self._config.inter_broker_listener
         self._runner.listen_to_brokers = lambda: self._listen({between: listen[between]}, context)
@@ -300,6 +313,7 @@ class BrokerServer:
             memory=self._memory,
             metrics=self._metrics,
             log=self._log,
+            tls=self._tls.get(self._config.inter_broker_listener),
         )
 
     def _watch_secrets(self) -> None:
@@ -321,15 +335,26 @@ class BrokerServer:
 
         server = (await self._loop.run_in_executor(None, _http_server_class))(
             render_metrics=self._render_metrics,
-            render_page=None if page is None else lambda: page(self._addresses[0], not_ready()),
+            render_page=None if page is None else lambda: page(*self._own_listener(), not_ready()),
             not_ready=not_ready,
             connections_max=lambda: self._http_connections_max,
             request_s=lambda: self._config.http_timeout_ms / 1000,
             metrics=self._metrics,
             log=self._log,
         )
-        await server.start(sock)
+        await server.start(sock, self._tls.get(HTTP))
         return server
+
+    def _own_listener(self) -> tuple[str, ServerTls | None]:
+        """Return how this broker reaches itself as a client does; an empty address: not yet."""
+        tls = self._config.listeners_tls.get(LISTENER_DEFAULT)
+        if tls is None or not self._addresses[0]:
+            return self._addresses[0], None
+        if not tls.client_ca_file and self._tls:
+            between = self._config.listeners_tls.get(self._config.inter_broker_listener)
+            tls = tls._replace(client_ca_file=between.client_ca_file if between else "")
+        # By the name that is in its certificate.
+        return str(self._advertised[LISTENER_DEFAULT]), tls
 
     def _connection_context(self, runner: NodeRunner) -> ConnectionContext:
         data_dir = self._config.data_dir
@@ -360,7 +385,9 @@ class BrokerServer:
                         serves_brokers=serves_brokers,
                         proves_brokers=proves,
                         needs_login=needs_login,
+                        local_reads=name not in self._config.listeners_without_local_reads,
                     ),
+                    self._tls.get(name),
                 )
 
     def ready_line(self) -> str:
@@ -382,9 +409,10 @@ class BrokerServer:
         self._log.warning("configuration reloaded", **reload.log_fields(in_cluster))
 
     def read_secrets(self) -> None:
-        """Read the file of the cluster's secrets again, if there is one."""
-        if self._secret_watch is not None:
-            self._secret_watch.request()
+        """Read the cluster's secrets and the files of TLS again, if there are any."""
+        for watch in (self._secret_watch, self._tls_watch):
+            if watch is not None:
+                watch.request()
 
     def _secrets_changed(self, secrets: ClusterSecrets) -> None:
         assert self._runner is not None
@@ -433,8 +461,9 @@ class BrokerServer:
     async def abandon(self) -> None:
         """Release everything, in any state."""
         self._stop_disk_watch()
-        if self._secret_watch is not None:
-            self._secret_watch.stop()
+        for watch in (self._secret_watch, self._tls_watch):
+            if watch is not None:
+                watch.stop()
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

@@ -45,7 +45,7 @@ from quiverlog.server.observe.logs import (
     make_logger,
     write_line,
 )
-from quiverlog.server.process.broker_server import BrokerServer
+from quiverlog.server.process.broker_server import BrokerServer, Page
 
 __all__ = ["Supervisor", "bind", "handle_signals", "hold_hangups", "run_broker"]
 
@@ -187,7 +187,7 @@ def run_broker(
     config: BrokerConfig,
     *,
     read_config: Callable[[], BrokerConfig] | None = None,
-    page: Callable[[str, str], str] | None = None,
+    page: Page | None = None,
 ) -> int:
     """Run a broker until a signal stops it; return the exit code.
 
@@ -227,7 +227,7 @@ async def _run(
     log: Logger,
     control: LogControl,
     read_config: Callable[[], BrokerConfig] | None,
-    page: Callable[[str, str], str] | None,
+    page: Page | None,
 ) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -238,8 +238,8 @@ async def _run(
     def reload() -> None:
         for server in servers:
             server.read_secrets()
-        # Without a file of the configuration the secrets may be all that there is to read.
-        if read_config is not None or not config.cluster_secret_file:
+        # Without a file of the configuration these may be all that there is to read.
+        if read_config is not None or not (config.cluster_secret_file or config.listeners_tls):
             reloader.request()
 
     handle_signals(stop=stop, reload=reload, log=log, exit_code_forced=EXIT_FAILED)

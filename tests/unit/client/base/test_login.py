@@ -24,6 +24,8 @@ from quiverlog.errors import (
 )
 from quiverlog.limits import PASSWORD_FILE_BYTES_MAX, SCRAM_ITERATIONS_MIN
 from quiverlog.wire.authentication_messages import (
+    CERTIFICATE,
+    DEFAULT_MECHANISMS,
     MECHANISMS,
     TOKEN,
     AuthenticateResponse,
@@ -47,7 +49,8 @@ ALICE = Security(tls=False, user="alice", password=PASSWORD)
 
 
 def hello(*mechanisms: str, needed: bool = True) -> HelloResponse:
-    return HelloResponse(needs_authentication=needed, mechanisms=list(mechanisms or MECHANISMS))
+    offered = list(mechanisms or DEFAULT_MECHANISMS)
+    return HelloResponse(needs_authentication=needed, mechanisms=offered)
 
 
 class Broker:
@@ -292,3 +295,29 @@ def test_the_slow_step_is_done_once_for_a_salt(monkeypatch: pytest.MonkeyPatch) 
 
 def test_nonces_differ() -> None:
     assert len({begin().request.data for _ in range(50)}) == 50
+
+
+# --- certificates ------------------------------------------------------------------------------
+SHOWN = Security(cert_file="alice.pem")
+
+
+def test_a_certificate_logs_in_where_nothing_else_is_given() -> None:
+    login = Credentials(SHOWN).begin(AT, hello(*MECHANISMS))
+    assert login is not None
+    assert (login.request.mechanism, login.request.data) == (CERTIFICATE, b"")
+    assert login.answer(AuthenticateResponse(is_done=True, expires_ms=5)) is None
+    assert login.expires_ms == 5
+    both = Security(cert_file="alice.pem", user="alice", password=PASSWORD)
+    assert Credentials(both).begin(AT, hello(*MECHANISMS)).request.mechanism == SCRAM_SHA_512  # type: ignore[union-attr]
+    with pytest.raises(LoginMissing):
+        Credentials(SHOWN).begin(AT, hello(*DEFAULT_MECHANISMS))
+
+
+def test_a_certificate_that_is_refused_is_named() -> None:
+    login = Credentials(SHOWN).begin(AT, hello(CERTIFICATE))
+    assert login is not None
+    refused = AuthenticateResponse(error_code=AuthenticationFailed.code, error_message="no.")
+    with pytest.raises(AuthenticationFailed, match="by the certificate: no"):
+        login.answer(refused)
+    with pytest.raises(BrokerNotProved, match="asks for more"):
+        login.answer(AuthenticateResponse())

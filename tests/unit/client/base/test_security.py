@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import quiverlog
-from quiverlog.client.base.security import SECURITY_VARIABLE, Security, security_of
+from quiverlog.addresses import SECURITY_VARIABLE
+from quiverlog.client.base.security import Security, security_of
 from quiverlog.errors import InvalidArgument, InvalidSecurity
 
 

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import trustme
 
 from quiverlog.client.base.results import Address
 from quiverlog.client.base.security import Security
 from quiverlog.client.drivers.blocking import readable
 from quiverlog.client.drivers.tls import TlsContexts
 from quiverlog.errors import ConnectionFailed, InvalidSecurity, TlsFailed, UnknownTopic
+from quiverlog.local.authority import Authority
 from quiverlog.wire import messages as m
 from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.client_scenarios import SCHEMA, read, rows
@@ -45,8 +45,8 @@ def server(files: TlsFiles, *, clients_of: str = "") -> ssl.SSLContext:
 
 
 @pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
+def authority() -> Authority:
+    return Authority.make("tests")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def files(folder: Path, authority: trustme.CA) -> TlsFiles:
+def files(folder: Path, authority: Authority) -> TlsFiles:
     return write_files(folder, "broker", authority=authority)
 
 
@@ -108,10 +108,10 @@ def test_a_broker_that_is_refused(kind, case, why, folder, files, authority):
     made = {
         "another authority": lambda: write_files(folder, "other"),
         "expired": lambda: write_files(
-            folder, "expired", authority=authority, begins=NOW - 2 * DAY, ends=NOW - DAY
+            folder, "expired", authority=authority, begins=NOW - 2 * DAY, days=1
         ),
         "not yet valid": lambda: write_files(
-            folder, "early", authority=authority, begins=NOW + DAY, ends=NOW + 2 * DAY
+            folder, "early", authority=authority, begins=NOW + DAY, days=1
         ),
         "another name": lambda: write_files(
             folder, "name", authority=authority, hosts=("localhost", "10.0.0.1")
@@ -213,7 +213,7 @@ def test_changed_files_count_for_the_next_connection_and_bad_ones_do_not(
         assert contexts.current() is first
     assert len(caplog.records) == 1, "once for each change"
     assert "has no certificates in PEM form" in caplog.text
-    authority.cert_pem.write_to_path(files.ca, append=False)
+    Path(files.ca).write_bytes(authority.certificate)
     assert contexts.current() is not first
     os.unlink(files.ca)
     assert contexts.current() is not first

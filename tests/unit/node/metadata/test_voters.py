@@ -302,8 +302,14 @@ def test_a_voter_left_alone_decides_when_it_has_applied_what_was_decided_before(
     assert quorum.is_alone
     assert quorum.applied_index < quorum.raft.log.last_index, "it has not applied what is committed"
     assert create(other, "early") == errors.NotController.code
+    # What it has not applied may fence it (seed 904200073: it led on, and took rows).
+    registration = other.node.broker.membership.registration
+    a_minute_later = other.now._replace(mono_us=other.now.mono_us + 60_000_000)
+    assert not registration.may_lead(a_minute_later), "it has no lease from its own decisions yet"
     members.run_until(lambda: quorum.is_leading)
     assert create(other, "late") == 0
+    a_minute_later = other.now._replace(mono_us=other.now.mono_us + 60_000_000)
+    assert registration.may_lead(a_minute_later), "no other broker can decide"
 
 
 # --- voters that were never reached ---------------------------------------------------------------

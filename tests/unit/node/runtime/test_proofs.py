@@ -417,3 +417,83 @@ def test_a_broker_that_others_may_join_warns_from_its_first_start(
     assert warnings() == 2 * count
     node.restart(proof_required=True)
     assert warnings() == 2 * count
+
+
+# --- certificates ---------------------------------------------------------------------------------
+BROKER_2 = ("DNS:broker-2", "URI:quiverlog://c/broker/2", "CN:broker-2")
+
+
+def by_tls(path: Path, listener: str = "default", **config: Any) -> NodeDriver:
+    return NodeDriver(
+        path,
+        cluster_id="c",
+        brokers_have_certificates=True,
+        inter_broker_listener=listener,
+        listeners={"default": Address("h", 1), "peers": Address("h", 2)},
+        **config,
+    )
+
+
+def connected(node: NodeDriver, names: tuple[str, ...], listener: str = "default") -> None:
+    node.send(ConnectionOpened(7, "10.0.0.3:4", listener, names))
+    node.call(m.HelloRequest(), connection=7)
+
+
+@pytest.mark.parametrize("listener", ["default", "peers"])
+@pytest.mark.parametrize(
+    ("names", "is_taken"),
+    [
+        (BROKER_2, True),
+        ((), False),
+        (("URI:quiverlog://c/broker/3",), False),
+        (("URI:quiverlog://other/broker/2",), False),
+        (("DNS:quiverlog://c/broker/2", "CN:quiverlog://c/broker/2"), False),
+        (("URI:quiverlog://c/broker/2", "URI:quiverlog://c/broker/3"), False),
+        (("URI:quiverlog://c/broker/2", "URI:quiverlog://other/broker/3"), True),
+    ],
+)
+def test_only_the_certificate_of_a_broker_speaks_for_it(
+    tmp_path: Path, listener: str, names: tuple[str, ...], is_taken: bool
+) -> None:
+    node = by_tls(tmp_path, listener)
+    connected(node, names, listener)
+    found = beat(node, connection=7)
+    assert (found == NotAuthenticated.code) == (not is_taken)
+    assert found in (NotAuthenticated.code, 74)
+    assert node.node.broker.proofs._metrics.peer_connections_unproved == 0
+
+
+def test_a_certificate_counts_at_the_listener_of_brokers_alone(tmp_path: Path) -> None:
+    node = by_tls(tmp_path, "peers")
+    connected(node, BROKER_2, "default")
+    assert beat(node, connection=7) == WrongListener.code
+
+
+def test_where_a_secret_is_required_a_certificate_does_not_replace_it(tmp_path: Path) -> None:
+    node = by_tls(tmp_path, cluster_secrets=secrets(NEW))
+    connected(node, BROKER_2)
+    assert beat(node, connection=7) == NotAuthenticated.code
+    node = by_tls(tmp_path / "b", cluster_secrets=secrets(NEW))
+    connected(node, BROKER_2)
+    assert prove(node, 2, connection=7).is_done
+    assert beat(node, connection=7) == 74
+
+
+def test_a_proof_and_a_certificate_of_two_brokers_speak_for_neither(tmp_path: Path) -> None:
+    for number, sender in enumerate((2, 3)):
+        node = by_tls(tmp_path / str(number), cluster_secrets=secrets(NEW))
+        connected(node, BROKER_2)
+        assert prove(node, 3, connection=7).is_done
+        assert beat(node, sender, connection=7) == NotAuthenticated.code
+
+
+def test_nothing_is_served_at_a_listener_of_brokers_without_a_certificate(tmp_path: Path) -> None:
+    node = by_tls(tmp_path, "peers")
+    connected(node, ("CN:alice",), "peers")
+    response, _ = node.call(m.MetadataRequest(), connection=7)
+    assert response.error_code == NotAuthenticated.code
+    node = by_tls(tmp_path / "b", "peers", cluster_secrets=secrets(NEW))
+    connected(node, ("CN:alice",), "peers")
+    prove(node, 2, connection=7)
+    response, _ = node.call(m.MetadataRequest(), connection=7)
+    assert response.error_code == NotAuthenticated.code

@@ -20,8 +20,14 @@ from quiverlog.limits import SCRAM_ITERATIONS_MIN
 from quiverlog.node.runtime.config import Asked, Authentication
 from quiverlog.node.runtime.effects import ConnectionProved
 from quiverlog.node.runtime.events import ConnectionOpened, Shutdown
+from quiverlog.node.security.logins import certified_user
 from quiverlog.wire import messages as m
-from quiverlog.wire.authentication_messages import MECHANISMS, TOKEN, AuthenticateRequest
+from quiverlog.wire.authentication_messages import (
+    CERTIFICATE,
+    DEFAULT_MECHANISMS,
+    TOKEN,
+    AuthenticateRequest,
+)
 from quiverlog.wire.registry import APIS
 from quiverlog.wire.security.scram import SCRAM_SHA_256, SCRAM_SHA_512, make_credential
 from quiverlog.wire.security.user_messages import (
@@ -52,8 +58,10 @@ def first_user() -> UserRecord:
     return UserRecord("admin", 0, (kept,), is_admin=True)
 
 
-def connect(node: NodeDriver, connection: int, listener: str = "default") -> Any:
-    node.send(ConnectionOpened(connection, "10.0.0.1:4000", listener))
+def connect(
+    node: NodeDriver, connection: int, listener: str = "default", names: tuple[str, ...] = ()
+) -> Any:
+    node.send(ConnectionOpened(connection, "10.0.0.1:4000", listener, names))
     return node.call(m.HelloRequest(client_id="c"), connection=connection)[0]
 
 
@@ -101,7 +109,7 @@ def test_a_user_logs_in_by_its_password(node: NodeDriver, mechanism: str) -> Non
 def test_hello_names_what_is_asked(node: NodeDriver) -> None:
     before = connect(node, OTHER)
     assert before.needs_authentication
-    assert before.mechanisms == list(MECHANISMS)
+    assert before.mechanisms == list(DEFAULT_MECHANISMS)
     assert m.Api.AUTHENTICATE in {one.api for one in before.apis}
     log_in(node, "alice", b"secret", OTHER)
     after = node.call(m.HelloRequest(), connection=OTHER)[0]
@@ -384,3 +392,56 @@ def test_nothing_secret_is_in_a_repr(node: NodeDriver) -> None:
     for key in (*keys, image.security_key):
         assert repr(key) not in shown
         assert key.hex() not in shown
+
+
+# --- certificates ------------------------------------------------------------------------------
+CERTIFIED = {
+    "default": Authentication(Asked.REQUIRED, (*DEFAULT_MECHANISMS, CERTIFICATE)),
+    "other": REQUIRED["default"],
+}
+
+
+@pytest.mark.parametrize(
+    ("names", "user"),
+    [
+        (("URI:quiverlog://c/user/alice", "DNS:app.example", "CN:bob"), "alice"),
+        (("DNS:app.example", "CN:bob"), "app.example"),
+        (("CN:bob",), "bob"),
+        (("URI:https://example.org/bob", "CN:bob"), "bob"),
+        (("DNS:*.example.org", "CN:bob"), "bob"),
+        (("URI:quiverlog://c/broker/1", "CN:bob"), ""),
+        (("URI:quiverlog://other/user/alice", "CN:bob"), ""),
+        (("URI:quiverlog://c/user/a b",), ""),
+        (("URI:quiverlog://c/user/",), ""),
+        (("CN:a b",), ""),
+        ((), ""),
+    ],
+)
+def test_a_certificate_names_a_user(tmp_path: Path, names: tuple[str, ...], user: str) -> None:
+    assert certified_user(names, "c") == user
+    node = world(tmp_path, authentication=CERTIFIED, cluster_id="c")
+    connect(node, OTHER, names=names)
+    answer = step(node, CERTIFICATE, b"", OTHER)
+    if user:
+        assert (answer.is_done, answer.principal) == (True, f"user:{user}")
+        assert who(node, OTHER) == f"user:{user}"
+        alter(node, "zoe", UserChange.CREATE, b"pw", connection=ADMIN)
+        assert closed(node) == [], "no user has to be made"
+        return
+    assert answer is None
+    node.advance(1_300)
+    assert late(node, OTHER).error_code == AuthenticationFailed.code
+
+
+def test_certificates_count_at_listeners_that_take_them(tmp_path: Path) -> None:
+    node = world(tmp_path, authentication=CERTIFIED, cluster_id="c")
+    connect(node, OTHER, "other", names=("CN:alice",))
+    assert step(node, CERTIFICATE, b"", OTHER).error_code == InvalidRequest.code
+
+
+def test_a_password_counts_beside_a_certificate_of_the_same_user_alone(tmp_path: Path) -> None:
+    node = world(tmp_path, authentication=CERTIFIED, cluster_id="c")
+    connect(node, OTHER, names=("CN:alice",))
+    assert step(node, CERTIFICATE, b"", OTHER).is_done
+    assert log_in(node, "alice", b"secret", OTHER).is_done
+    assert log_in(node, "admin", b"root", OTHER).error_code == InvalidRequest.code

@@ -44,6 +44,7 @@ def test_the_table_and_the_dataclass_have_the_same_fields() -> None:
     fields = {field.name for field in dataclasses.fields(BrokerConfig)}
     more = {"given", "listeners", "listeners_without_administration", "topic_defaults"}
     more |= {"authentication"}
+    more |= {"listeners_tls", "listeners_without_local_reads"}
     assert fields == {key.field for key in CONFIG_KEYS.values()} | more
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from quiverlog.addresses import Address
 from quiverlog.errors import InvalidConfig, ListenerWithoutAdministration
+from quiverlog.node.runtime.config import Asked, Authentication
 from quiverlog.node.runtime.events import ConnectionOpened
 from quiverlog.server.config.config import load_config
 from quiverlog.server.config.listeners import LISTENERS_MAX, ListenerConfig
 from quiverlog.server.config.reload import compare_configs
+from quiverlog.tls import ServerTls
 from quiverlog.wire import messages as m
+from quiverlog.wire.authentication_messages import DEFAULT_MECHANISMS
 from quiverlog.wire.cluster_messages import UpdateFeaturesRequest
 from quiverlog.wire.decommission_messages import DecommissionBrokerRequest, DecommissionStep
 from quiverlog.wire.reassignment_messages import PartitionTarget, ReassignPartitionsRequest
@@ -43,6 +47,14 @@ def test_a_listener_from_the_file_the_environment_and_flags(tmp_path: Path) -> N
     assert load_config().listeners == {}
 
 
+CERT = {"listeners.default.tls.cert.file": "c"}
+PEERS = {
+    "inter.broker.listener": "p",
+    "listeners.p.bind": "h:1",
+    "listeners.p.tls.cert.file": "c",
+}
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -69,6 +81,18 @@ def test_a_listener_from_the_file_the_environment_and_flags(tmp_path: Path) -> N
             },
             "--set listeners.a.administration, --set listeners.default.administration: no list",
         ),
+        ({"listeners.default.tls.key.file": "k"}, "needs `tls.cert.file`"),
+        ({"listeners.default.tls.client.auth": "wanted"}, "needs `tls.cert.file`"),
+        (CERT | {"listeners.default.tls.client.auth": "wanted"}, "needs `tls.client.ca.file`"),
+        (CERT | {"listeners.default.tls.client.ca.file": "a"}, "asks for no certificate"),
+        (CERT | {"listeners.default.tls.version.min": "1.1"}, "allowed are 1.2, 1.3"),
+        (CERT, "brokers meet at listener 'default'"),
+        (
+            PEERS
+            | {"listeners.p.tls.client.auth": "wanted", "listeners.p.tls.client.ca.file": "a"},
+            "brokers meet at listener 'p'.*must be required there",
+        ),
+        ({"listeners.http.bind": "h:1"}, "`http` is the port of `http.listen`"),
         ({"inter.broker.listener": "none"}, "no listener is called 'none'"),
         ({f"listeners.a{n}.bind": "h:0" for n in range(LISTENERS_MAX + 1)}, "at most 8"),
     ],
@@ -76,7 +100,42 @@ def test_a_listener_from_the_file_the_environment_and_flags(tmp_path: Path) -> N
 def test_senseless_listeners_are_refused(given: dict[str, object], why: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         load_config(flags=given)
-    assert why in str(caught.value)
+    assert re.search(why, str(caught.value)) or why in str(caught.value)
+
+
+def test_tls_of_listeners(tmp_path: Path) -> None:
+    assert load_config().listeners_tls == {}
+    assert load_config().listeners_without_local_reads == set()
+    path = tmp_path / "quiverlog.toml"
+    path.write_text(
+        """
+        [listeners.default.tls]
+        cert.file = "c"
+        client.auth = "required"
+        client.ca.file = "a"
+        [listeners.http.tls]
+        cert.file = "h"
+        key.file = "k"
+        version.min = "1.2"
+        """
+    )
+    config = load_config(path)
+    assert config.listeners == {}
+    assert config.listeners_tls == {
+        "default": ServerTls("c", "", "a", "required", "1.3"),
+        "http": ServerTls("h", "k", "", "none", "1.2"),
+    }
+    assert config.listeners_without_local_reads == {"default"}
+    environ = {
+        "QUIVERLOG_LISTENERS_DEFAULT_TLS_CERT_FILE": "e",
+        "QUIVERLOG_LISTENERS_DEFAULT_LOCAL_READS": "true",
+    }
+    config = load_config(path, environ=environ)
+    assert config.listeners_tls["default"].cert_file == "e"
+    assert config.listeners_without_local_reads == set()
+    refused = load_config(flags={"listeners.default.local.reads": "false"})
+    assert refused.listeners_without_local_reads == {"default"}
+    assert compare_configs(load_config(), config).restart == ("listeners",)
 
 
 def test_a_variable_of_a_listener_that_is_no_key_is_refused() -> None:
@@ -118,7 +177,7 @@ def test_administration_in_the_file_and_the_environment(tmp_path: Path) -> None:
 
 ADMINISTRATIVE = {
     *("CHANGE_VOTERS", "DECOMMISSION_BROKER", "ALTER_CONFIGS", "UPDATE_FEATURES", "DELETE_TOPICS"),
-    *("DELETE_RECORDS", "ELECT_LEADERS", "REASSIGN_PARTITIONS", "ALTER_USERS"),
+    *("DELETE_RECORDS", "ELECT_LEADERS", "REASSIGN_PARTITIONS", "ALTER_USERS", "ALTER_ACLS"),
 }
 
 ASKED: dict[str, m.Request] = {
@@ -179,3 +238,69 @@ def test_a_listener_without_administration_serves_what_only_asks(tmp_path: Path,
     node.call(m.HelloRequest(), connection=1)
     assert not node.call(ASKED[api], connection=1)[0].error_code
     assert node.call(CHANGES[api], connection=1)[0].error_code == ListenerWithoutAdministration.code
+
+
+# --- logins ------------------------------------------------------------------------------------
+def asking(**keys: str) -> dict[str, str]:
+    """Flags of the listener `default`; `a_b` is the key a.b."""
+    return {f"listeners.default.{name.replace('_', '.')}": text for name, text in keys.items()}
+
+
+WITH_TLS = {
+    "tls_cert_file": "c.pem", "tls_client_ca_file": "ca.pem", "tls_client_auth": "wanted",
+}  # fmt: skip
+NO_TLS = {"allow_plaintext": "true"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        ({}, {}),
+        ({"authentication": "none", "mechanisms": "TOKEN"}, {}),
+        (
+            {"authentication": "required", **NO_TLS},
+            {"default": Authentication(Asked.REQUIRED, DEFAULT_MECHANISMS)},
+        ),
+        (
+            {"authentication": "wanted", "mechanisms": "token, scram-sha-256", **WITH_TLS},
+            {"default": Authentication(Asked.WANTED, ("SCRAM-SHA-256", "TOKEN"))},
+        ),
+    ],
+    ids=str,
+)
+def test_what_a_listener_asks_for(keys: dict[str, str], found: dict[str, Authentication]) -> None:
+    config = load_config(flags=asking(**keys))
+    assert config.authentication == found
+    if found:
+        assert "listeners" in compare_configs(load_config(), config).restart
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"authentication": "required"}, "without TLS"),
+        ({"authentication": "wanted", **WITH_TLS, "tls_required": "false"}, "without TLS"),
+        ({"authentication": "yes"}, "none, wanted, required"),
+        ({"authentication": "required", **NO_TLS, "mechanisms": "PLAIN"}, "SCRAM-SHA-512"),
+        ({"authentication": "required", **NO_TLS, "mechanisms": ""}, "SCRAM-SHA-512"),
+        ({"authentication": "required", **NO_TLS, "mechanisms": "CERTIFICATE"}, "asks for none"),
+        ({"authentication.x": "required"}, "a listener has"),
+    ],
+    ids=str,
+)
+def test_what_a_listener_cannot_ask_for(keys: dict[str, str], why: str) -> None:
+    with pytest.raises(InvalidConfig, match=why):
+        load_config(flags=asking(**keys))
+
+
+def test_logins_by_the_environment() -> None:
+    environ = {
+        "QUIVERLOG_LISTENERS_DEFAULT_AUTHENTICATION": "required",
+        "QUIVERLOG_LISTENERS_DEFAULT_ALLOW_PLAINTEXT": "true",
+        "QUIVERLOG_SUPER_USERS": "alice, bob",
+    }
+    config = load_config(environ=environ)
+    assert config.authentication["default"].asked is Asked.REQUIRED
+    assert config.super_users == ("alice", "bob")
+    with pytest.raises(InvalidConfig, match="names of users"):
+        load_config(environ={"QUIVERLOG_SUPER_USERS": "a b"})

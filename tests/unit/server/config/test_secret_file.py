@@ -14,9 +14,16 @@ import pytest
 from quiverlog.errors import InvalidConfig
 from quiverlog.server.config import secret_file
 from quiverlog.server.config.config import load_config
-from quiverlog.server.config.secret_file import SecretWatch, read_secret_file
+from quiverlog.server.config.secret_file import SecretWatch, read_admin_file, read_secret_file
 from quiverlog.server.observe.logs import make_logger
 from quiverlog.wire.peer_proof import NO_SECRETS, ClusterSecrets
+from quiverlog.wire.security.scram import (
+    HASHES,
+    SCRAM_SHA_256,
+    SCRAM_SHA_512,
+    credential_line,
+    make_credential,
+)
 
 OLD, NEW = "o" * 32, "n" * 32
 
@@ -179,3 +186,45 @@ def test_nothing_is_reported_while_the_file_stays(
         assert seen == []
 
     assert watch(file, scenario) == ""
+
+
+# --- the first user ----------------------------------------------------------------------------
+def lines_of(name: str, *mechanisms: str) -> list[str]:
+    return [
+        credential_line(name, one, make_credential(one, b"planted", bytes(16), 4096))
+        for one in mechanisms
+    ]
+
+
+def test_the_first_user_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path / "admin", *lines_of("root", *HASHES), "")
+    user = read_admin_file(str(path))
+    assert user is not None
+    assert (user.name, user.is_admin) == ("root", True)
+    assert [one[0] for one in user.credentials] == list(HASHES)
+    assert read_admin_file("") is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([], "it has one user"),
+        (lines_of("root", SCRAM_SHA_256) + lines_of("other", SCRAM_SHA_512), "it has one user"),
+        (lines_of("root", SCRAM_SHA_256) * 2, "one line for each mechanism"),
+        (["root planted"], "no line of `quiverlog user hash`"),
+        (["r\xf6\xf6t planted"], "it is no text"),
+    ],
+)
+def test_a_wrong_file_of_the_first_user_is_refused_and_not_quoted(
+    tmp_path: Path, lines: list[str], why: str
+) -> None:
+    path = written(tmp_path / "admin", *lines)
+    with pytest.raises(InvalidConfig, match=why) as found:
+        read_admin_file(str(path))
+    assert "planted" not in str(found.value)
+
+
+def test_the_file_of_the_first_user_is_its_owners(tmp_path: Path) -> None:
+    path = written(tmp_path / "admin", *lines_of("root", SCRAM_SHA_256), mode=0o644)
+    with pytest.raises(InvalidConfig, match="every user of this machine"):
+        read_admin_file(str(path))

@@ -1,0 +1,151 @@
+"""`quiverlog security ...`: certificates for people without an authority of their own."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from quiverlog.cli.console.failures import CommandFailed
+from quiverlog.cli.console.options import debug_option, format_option
+from quiverlog.cli.console.output import print_json, print_table
+from quiverlog.local.failures import LocalClusterFailed
+from quiverlog.local.tls_files import TlsFolder
+
+__all__ = ["security"]
+
+_AUTHORITY_DAYS = 3_650
+_DAYS = 397
+_BROKER = re.compile(r"(?P<node_id>0|[1-9][0-9]{0,9})(=(?P<hosts>.+))?")
+_CLIENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DAY_S = 86_400
+
+_folder = click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+_brokers = click.option(
+    "--broker",
+    "brokers",
+    multiple=True,
+    metavar="NODE_ID=HOST,...",
+    help="A broker, and the names and addresses under which clients and brokers reach it; may be "
+    "repeated. Without hosts those of its last certificate.",
+)
+_clients = click.option(
+    "--client",
+    "clients",
+    multiple=True,
+    metavar="NAME",
+    help="A client with a certificate of its own; may be repeated.",
+)
+_days = click.option(
+    "--days",
+    type=click.IntRange(1, _AUTHORITY_DAYS),
+    default=_DAYS,
+    show_default=True,
+    help="How long these certificates count.",
+)
+
+
+@click.group()
+def security() -> None:
+    """Make authorities and certificates for TLS: for people without a PKI of their own.
+
+    FOLDER is kept away from brokers: each gets its own certificate and key, and clients get
+    brokers-ca.pem and a security file. docs/security.md has the steps, and how to renew.
+    """
+
+
+@security.command()
+@_folder
+@click.option("--cluster-id", required=True, help="Of the cluster; brokers' certificates name it.")
+@_brokers
+@_clients
+@_days
+@debug_option
+def init(
+    folder: Path, cluster_id: str, brokers: tuple[str, ...], clients: tuple[str, ...], days: int
+) -> None:
+    """Make the two authorities of a cluster in FOLDER, and first certificates."""
+    wanted = _parsed(brokers, clients)
+    try:
+        made = TlsFolder.make(folder, cluster_id, days=_AUTHORITY_DAYS)
+        _issue(made, wanted, clients, days)
+    except (LocalClusterFailed, OSError) as error:
+        raise CommandFailed(str(error)) from error
+    print(f"made the authorities of {cluster_id} in {folder}: keep it away from the brokers")
+
+
+@security.command()
+@_folder
+@_brokers
+@_clients
+@_days
+@debug_option
+def issue(folder: Path, brokers: tuple[str, ...], clients: tuple[str, ...], days: int) -> None:
+    """Make certificates, or renew them: each gets a new key."""
+    wanted = _parsed(brokers, clients)
+    if not wanted and not clients:
+        raise click.UsageError("Name a --broker or a --client.")
+    try:
+        _issue(TlsFolder(folder), wanted, clients, days)
+    except (LocalClusterFailed, OSError) as error:
+        raise CommandFailed(str(error)) from error
+
+
+@security.command()
+@_folder
+@format_option()
+@debug_option
+def show(folder: Path, output_format: str) -> None:
+    """List the certificates in FOLDER, and when they end."""
+    try:
+        found = TlsFolder(folder).certificates()
+    except LocalClusterFailed as error:
+        raise CommandFailed(str(error)) from error
+    rows = [
+        {
+            "file": name,
+            "serial": f"{one.serial:x}",
+            "ends": datetime.fromtimestamp(one.not_after_s, UTC).strftime("%Y-%m-%d"),
+            "days_left": int((one.not_after_s - time.time()) // _DAY_S),
+        }
+        for name, one in found
+    ]
+    if output_format == "json":
+        print_json({"certificates": rows})
+        return
+    heads = ("FILE", "SERIAL", "ENDS", "DAYS LEFT")
+    print_table(heads, [tuple(row.values()) for row in rows], right=("DAYS LEFT",))
+
+
+def _parsed(brokers: tuple[str, ...], clients: tuple[str, ...]) -> dict[int, list[str]]:
+    """Return the hosts of each broker; none: as before."""
+    wanted: dict[int, list[str]] = {}
+    for text in brokers:
+        found = _BROKER.fullmatch(text)
+        hosts = [] if found is None else [h.strip() for h in (found["hosts"] or "").split(",")]
+        if found is None or (found["hosts"] and not all(hosts)):
+            raise click.BadParameter(
+                f"{text!r} is not NODE_ID=HOST,...", param_hint="--broker"
+            ) from None
+        wanted[int(found["node_id"])] = [host for host in hosts if host]
+    for name in clients:
+        if not _CLIENT.fullmatch(name) or name.startswith(("broker-", "brokers-ca", "clients-ca")):
+            raise click.BadParameter(
+                f"{name!r}: 1 to 64 letters, digits, dots, - and _, and no name of a broker.",
+                param_hint="--client",
+            )
+    return wanted
+
+
+def _issue(
+    folder: TlsFolder, brokers: dict[int, list[str]], clients: tuple[str, ...], days: int
+) -> None:
+    for node_id, hosts in brokers.items():
+        name = folder.issue_broker(node_id, hosts, days=days)
+        print(f"{folder.certificate(name)}, {folder.key(name)}")
+    for name in clients:
+        file = folder.issue_client(name, days=days)
+        print(f"{folder.certificate(name)}, {folder.key(name)}, {file}")
