@@ -170,6 +170,7 @@ def passwd(
     timeout_s: float,
 ) -> None:
     """Change a user's password. Connections that used the one before end."""
+    # Nothing is typed for it: an empty password would be set by chance.
     if drop_old:
         if keep_old or generate or password_file or password_env:
             raise click.UsageError("--drop-old sets no password: give it alone.")

@@ -262,6 +262,7 @@ def _authentication(
         asked = Asked(values.get("authentication", Asked.NONE))
         if asked is Asked.NONE:
             continue
+        # Half a listener's connections without TLS would send their logins in the open.
         is_hidden = name in tls and tls[name].is_required
         if not is_hidden and values.get("allow.plaintext") != "true":
             raise InvalidConfig(
@@ -270,6 +271,7 @@ def _authentication(
                 " and their clients alone."
             )
         mechanisms = values.get("mechanisms", DEFAULT_MECHANISMS)
+        # Without a certificate no login by it could ever count.
         if CERTIFICATE in mechanisms and (name not in tls or tls[name].client_auth == "none"):
             raise InvalidConfig(
                 f"{sources[name]}: the listener {name!r} takes certificates as users, and asks for"
