@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from quiverlog.core.controller.records import TokenRecord, UserRecord
-from quiverlog.core.security.principals import ANONYMOUS, Kind, of_user
+from quiverlog.core.security.principals import ANONYMOUS, NAME, Kind, of_user
 from quiverlog.core.security.users import credentials_for
 from quiverlog.errors import (
     AuthenticationFailed,
@@ -33,6 +33,7 @@ from quiverlog.node.runtime.effects import ConnectionProved
 from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.node.security.audit import OK, TOKEN_CHARS_SHOWN, Audit
 from quiverlog.types import Now
 from quiverlog.wire.authentication_messages import (
     TOKEN,
@@ -76,11 +77,20 @@ class _Refused(NamedTuple):
     correlation_id: int
 
 
+def _asked(mechanism: str, under_way: _UnderWay | None) -> str:
+    """Return in whose name a refused login was tried, for the audit."""
+    name = "" if under_way is None else under_way.server.name
+    if mechanism == TOKEN:
+        return f"token:{name[:TOKEN_CHARS_SHOWN]}"
+    # Any text may be there, until it is proved.
+    return f"user:{name}" if NAME.fullmatch(name) else ""
+
+
 class Logins:
     """`open`: connections that are not logged in, and may have to be."""
 
     __slots__ = (
-        "_authentication", "_clients", "_ending", "_entropy", "_expiries", "_fake_key",
+        "_audit", "_authentication", "_clients", "_ending", "_entropy", "_expiries", "_fake_key",
         "_logged_in", "_logged_us", "_metrics", "_node_id", "_outbox", "_refused", "_seen",
         "_under_way", "_view", "open",
     )  # fmt: skip
@@ -91,6 +101,7 @@ class Logins:
         clients: Clients,
         view: MetadataView,
         outbox: Outbox,
+        audit: Audit,
         metrics: NodeMetrics,
         entropy: Callable[[int], bytes],
     ) -> None:
@@ -99,6 +110,7 @@ class Logins:
         self._clients = clients
         self._view = view
         self._outbox = outbox
+        self._audit = audit
         self._metrics = metrics
         self._entropy = entropy
         self._fake_key = b""
@@ -207,6 +219,9 @@ class Logins:
             data, credential = under_way.server.final(request.data)
             login = self._login(under_way, credential)
         except ProofRefused as refused:
+            asked = _asked(request.mechanism, under_way)
+            result = AuthenticationFailed.code_name()
+            self._audit.logged_in(connection_id, asked, request.mechanism, result)
             self._refuse(connection_id, address, request, str(refused), now)
             return None
         self._done(connection_id, login, now)
@@ -281,6 +296,7 @@ class Logins:
         self._logged_in[connection_id] = login
         self.open.pop(connection_id, None)
         self._metrics.logins += 1
+        self._audit.logged_in(connection_id, str(principal), login.mechanism, OK)
         if login.expires_us:
             due_us = now.mono_us + login.expires_us - now.wall_us
             heapq.heappush(self._expiries, (due_us, connection_id))

@@ -121,6 +121,7 @@ class ServerMetrics:
     """`requests` is indexed by API number."""
 
     __slots__ = (
+        "audit_lines_lost",
         "bytes_in",
         "bytes_out",
         "connections_accepted",
@@ -170,6 +171,7 @@ class ServerMetrics:
         self.http_requests = 0
         self.http_refused = 0
         self.lines_left_out = 0
+        self.audit_lines_lost = 0
         self.disk_free_bytes = 0
 
     def count_job(self, kind: str, elapsed_us: int) -> None:
