@@ -317,7 +317,8 @@ _KEYS: Final = (
         "Whether the broker answers a client on this machine, which asks for it, with the files of"
         " `data.dir` in which rows lie, and the client reads them by itself"
         " ([Running a broker](broker.md#local-reads)). It needs the right to read them, which the"
-        " broker's own user alone has.",
+        " broker's own user alone has. At a listener that authenticates: only where `true` is set,"
+        " not by default.",
         choices=("true", "false"),
         reloadable=True,
     ),
@@ -479,6 +480,15 @@ _KEYS: Final = (
         "The least important log lines that are written.",
         choices=("debug", "info", "warning", "error"),
         reloadable=True,
+    ),
+    Setting(
+        "audit.file",
+        _TEXT,
+        "",
+        "A file for JSON lines about denials, logins and changes ([Security](security.md#audit));"
+        " `log`: standard error. Empty: standard error where a listener authenticates, else"
+        " nowhere.",
+        because="it is opened before the first client is served",
     ),
     Setting(
         "log.format",

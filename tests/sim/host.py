@@ -22,6 +22,7 @@ from quiverlog.limits import HEADER_BYTES_MAX
 from quiverlog.node.node import Node
 from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.node.runtime.effects import (
+    Audited,
     CloseConnection,
     ClosePeer,
     ConfigChanged,
@@ -336,6 +337,8 @@ class Host:
                     self.world.events["brokers that have proved that they are"] += 1
                 case ConfigChanged():
                     self.world.events["configuration followed"] += 1
+                case Audited():
+                    self.world.events["audited"] += 1
                 case _:
                     self.log_lines.append(f"{effect.level} {effect.event} {dict(effect.fields)}")
                     self.world.note(self.log_lines[-1].encode())

@@ -24,6 +24,7 @@ from quiverlog.node.node import Node
 from quiverlog.node.partitions.directories import CreateDirectoriesJob
 from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.node.runtime.effects import (
+    Audited,
     CloseConnection,
     Effect,
     LogLine,
@@ -118,6 +119,7 @@ class NodeDriver:
         self.hold_jobs = False
         self.started = self.shut_down = False
         self.lines: list[LogLine] = []
+        self.audited: list[Audited] = []
         self.sent: list[SendToPeer] = []
         self.responses: list[Respond] = []
         self.closed: list[CloseConnection] = []
@@ -295,6 +297,8 @@ class NodeDriver:
                 self.started = True
             elif isinstance(effect, LogLine):
                 self.lines.append(effect)
+            elif isinstance(effect, Audited):
+                self.audited.append(effect)
             elif isinstance(effect, SendToPeer):
                 self.sent.append(effect)
             elif isinstance(effect, CloseConnection):

@@ -23,7 +23,7 @@ ROOT = Security(tls=False, user="root", password=ROOT_PASSWORD)
 
 @contextlib.contextmanager
 def secured_broker(folder: Path) -> Iterator[BrokerProcess]:
-    """Start one with the administrator `root`."""
+    """The administrator is `root`."""
     lines = [
         credential_line(
             "root",

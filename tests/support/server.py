@@ -95,6 +95,7 @@ class Server:
             self.table,
             metrics=self.metrics,
             log=log,
+            audit=None,
             flush_threads=1,
             work_threads=1,
         )

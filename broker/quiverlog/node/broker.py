@@ -68,6 +68,7 @@ from quiverlog.node.runtime.peers import BrokerAddresses, Peers
 from quiverlog.node.runtime.proofs import PeerProofs
 from quiverlog.node.runtime.purgatory import Purgatory, Waits, Wakeups, Watched
 from quiverlog.node.runtime.tasks import Tasks, TopicOrder
+from quiverlog.node.security.audit import Audit
 from quiverlog.node.security.authoriser import Authoriser
 from quiverlog.node.security.logins import Logins
 from quiverlog.node.transactions.coordinators import Coordinators
@@ -234,6 +235,7 @@ class Broker:
         "admission",
         "appends",
         "assignment",
+        "audit",
         "authoriser",
         "broker_addresses",
         "clients",
@@ -363,18 +365,23 @@ class Broker:
         )
 
     def _make_security(self) -> None:
+        self.audit = audit = Audit(
+            self.clients,
+            self.outbox,
+            lambda connection_id: self.logins.described(connection_id)[0],
+            is_on=self.config.authorises or self.config.audit_wanted,
+        )
         self.logins = Logins(
             self.config,
             self.clients,
             self.view,
             self.outbox,
+            audit,
             self.metrics,
             self.entropy,
             lambda: self.directory.cluster_id,
         )
-        self.authoriser = Authoriser(
-            self.config, self.view, self.clients, self.wakeups, self.outbox
-        )
+        self.authoriser = Authoriser(self.config, self.view, self.clients, self.wakeups, audit)
 
     def _make_quorum(self) -> Quorum:
         config, outbox = self.config, self.outbox
@@ -602,6 +609,7 @@ class Broker:
             Ending(self.wakeups, attrgetter("busy"), self.wakeups.run),
             Ending(self.flushes, waiting, self.flushes.run),
             Ending(self.removal, waiting, self.removal.run),
+            Ending(self.audit, attrgetter("is_due"), self.audit.end_call),
         ]
 
     def take(self, directory: DataDirectory) -> None:

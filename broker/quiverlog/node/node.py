@@ -30,6 +30,7 @@ from quiverlog.errors import (
 from quiverlog.limits import PARKED_ENTRY_BYTES
 from quiverlog.node import lifecycle
 from quiverlog.node.apis.brokers import check_peer
+from quiverlog.node.apis.changes import CHANGES, audited
 from quiverlog.node.apis.handlers import HANDLERS, STEPS_HANDLERS
 from quiverlog.node.broker import Broker, Timed
 from quiverlog.node.closing import Closing
@@ -338,7 +339,10 @@ class Node:
         call = Call(event.connection_id, event.request, now, held_bytes=held_bytes)
         assert call.held_bytes > 0, "a request that waits takes memory"
         try:
-            steps = self._steps_handlers[type(event.request)](broker, call)
+            kind = type(event.request)
+            steps = self._steps_handlers[kind](broker, call)
+            if broker.audit.is_on and kind in CHANGES:
+                steps = audited(broker, call, steps)
         except Exception:
             if call.on_end is not None:
                 call.on_end(now)

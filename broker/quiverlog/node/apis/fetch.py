@@ -598,7 +598,8 @@ def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
     lookup = broker.lookup
     if broker.authoriser.is_on:
         lookup = lookup.guarded(broker.authoriser.guard(connection_id, _FETCH))
-        request.file_ranges = request.file_ranges and broker.config.local_reads_authenticated
+        if broker.clients.listener_of(connection_id) in broker.config.authentication:
+            request.file_ranges = request.file_ranges and broker.config.local_reads_authenticated
     answer = FetchAnswer(lookup, request)
     in_steps = count > ENTRIES_PER_STEP
     if in_steps and not may_park:

@@ -85,6 +85,8 @@ class NodeConfig:
     proof_required: bool | None = None
     """Whether other brokers must prove that they have the secret; None: as the directory has it,
     and with a new directory where there is a secret."""
+    audit_wanted: bool = False
+    """Also where no listener authenticates."""
     local_reads_authenticated: bool = False
     """`local.reads` is `true` by name: also where clients authenticate."""
     brokers_have_certificates: bool = False

@@ -14,6 +14,7 @@ from quiverlog.wire.messages import Request, Response
 
 __all__ = [
     "NO_TOKEN",
+    "Audited",
     "CloseConnection",
     "ClosePeer",
     "ConfigChanged",
@@ -127,6 +128,13 @@ class ShutdownComplete(msgspec.Struct, frozen=True):
     clean: bool
 
 
+class Audited(msgspec.Struct, frozen=True):
+    """A line of the audit; the server adds the time and the broker, and bounds lines that are
+    alike."""
+
+    fields: Mapping[str, object]
+
+
 class LogLine(msgspec.Struct, frozen=True):
     """`level`: debug, info, warning or error."""
 
@@ -148,4 +156,5 @@ Effect = (
     | StartComplete
     | ShutdownComplete
     | LogLine
+    | Audited
 )

@@ -9,7 +9,7 @@ is not used. A topic that the client may not describe is answered as one that is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Final
 
 from quiverlog.core.controller.internal_topics import STAGED, is_internal
@@ -22,8 +22,8 @@ from quiverlog.limits import DECISIONS_CACHED_MAX, TOPIC_NAME_CHARS_MAX
 from quiverlog.node.runtime.clients import Clients
 from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.node.runtime.metadata_view import MetadataView
-from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.node.runtime.purgatory import Wakeups, Watched
+from quiverlog.node.security.audit import Audit
 from quiverlog.node.security.needs import NEEDS, Scope
 from quiverlog.types import Operation, ResourceKind
 from quiverlog.wire.apis import Api
@@ -102,7 +102,7 @@ class Rights:
     """Of the client of one connection, which is no super user."""
 
     __slots__ = (
-        "_decisions", "_denied", "_guards", "_view", "caller", "connection_id", "watched"
+        "_audit", "_decisions", "_guards", "_view", "caller", "connection_id", "watched"
     )  # fmt: skip
 
     def __init__(
@@ -111,7 +111,7 @@ class Rights:
         caller: Caller,
         decisions: Decisions,
         view: MetadataView,
-        denied: Callable[[Rights, Api, Operation, ResourceKind, str, Decision], None],
+        audit: Audit,
         watched: Watched,
     ) -> None:
         self.watched = watched
@@ -119,7 +119,7 @@ class Rights:
         self.caller = caller
         self._decisions = decisions
         self._view = view
-        self._denied = denied
+        self._audit = audit
         # By number: to hash a member of an enum costs as much as the check.
         self._guards: dict[int, Guard] = {}
 
@@ -185,7 +185,7 @@ class Rights:
         self, api: Api, operation: Operation, kind: ResourceKind, name: str, decision: Decision
     ) -> NotAuthorized:
         assert not decision.is_allowed
-        self._denied(self, api, operation, kind, name, decision)
+        self._audit.denied(self.connection_id, api, operation, kind, name, decision.rule)
         resource = kind.label if kind is _CLUSTER else f"{kind.label} {name[:512]!r}"
         why = f"rule {decision.rule} denies it" if decision.rule else "no rule allows it"
         return NotAuthorized(
@@ -312,7 +312,7 @@ class Authoriser:
     """`is_on` False: every client may do all, and nothing is looked up."""
 
     __slots__ = (
-        "_clients", "_decisions", "_outbox", "_principals", "_rights", "_super_users", "_users",
+        "_audit", "_clients", "_decisions", "_principals", "_rights", "_super_users", "_users",
         "_view", "_wakeups", "is_on", "watched",
     )  # fmt: skip
 
@@ -322,14 +322,14 @@ class Authoriser:
         view: MetadataView,
         clients: Clients,
         wakeups: Wakeups,
-        outbox: Outbox,
+        audit: Audit,
     ) -> None:
         self.is_on = config.authorises
         self._view = view
         self._clients = clients
         self._principals = clients.principals
         self._wakeups = wakeups
-        self._outbox = outbox
+        self._audit = audit
         self._decisions = Decisions(view)
         self._users: Mapping[str, UserRecord] = {}
         self._super_users = clients.super_users
@@ -376,7 +376,7 @@ class Authoriser:
         if not self.may_all(principal):
             caller = Caller(str(principal), address_of(self._clients.host_of(connection_id)))
             rights = Rights(
-                connection_id, caller, self._decisions, self._view, self._denied, self.watched
+                connection_id, caller, self._decisions, self._view, self._audit, self.watched
             )
         assert rights is not None or self.may_all(principal)
         if connection_id in self._clients.accounts:  # Else nothing would drop it.
@@ -404,17 +404,6 @@ class Authoriser:
             asks = need.asking is not None and request.only_asks
             operation = need.asking if asks and need.asking is not None else need.operation
             rights.check(request.API, operation, need.kind)
-
-    def _denied(
-        self,
-        rights: Rights,
-        api: Api,
-        operation: Operation,
-        kind: ResourceKind,
-        name: str,
-        decision: Decision,
-    ) -> None:
-        pass
 
 
 # Needs a right on the cluster. By type: to look a member up in an enum costs more than the check.

@@ -33,6 +33,7 @@ from quiverlog.node.runtime.effects import ConnectionProved
 from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.node.security.audit import OK, TOKEN_CHARS_SHOWN, Audit
 from quiverlog.types import Now
 from quiverlog.wire.authentication_messages import (
     CERTIFICATE,
@@ -94,13 +95,22 @@ def certified_user(names: Sequence[str], cluster_id: str) -> str:
     return next((one for one in candidates if NAME.fullmatch(one)), "")
 
 
+def _asked(mechanism: str, under_way: _UnderWay | None) -> str:
+    """Return in whose name a refused login was tried, for the audit."""
+    name = "" if under_way is None else under_way.server.name
+    if mechanism == TOKEN:
+        return f"token:{name[:TOKEN_CHARS_SHOWN]}"
+    # Any text may be there, until it is proved.
+    return f"user:{name}" if NAME.fullmatch(name) else ""
+
+
 class Logins:
     """`open`: connections that are not logged in, and may have to be."""
 
     __slots__ = (
-        "_authentication", "_certificates", "_clients", "_cluster_id", "_ending", "_entropy",
-        "_expiries", "_fake_key", "_logged_in", "_logged_us", "_metrics", "_node_id", "_outbox",
-        "_refused", "_seen", "_under_way", "_view", "open",
+        "_audit", "_authentication", "_certificates", "_clients", "_cluster_id", "_ending",
+        "_entropy", "_expiries", "_fake_key", "_logged_in", "_logged_us", "_metrics", "_node_id",
+        "_outbox", "_refused", "_seen", "_under_way", "_view", "open",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +119,7 @@ class Logins:
         clients: Clients,
         view: MetadataView,
         outbox: Outbox,
+        audit: Audit,
         metrics: NodeMetrics,
         entropy: Callable[[int], bytes],
         cluster_id: Callable[[], str],
@@ -119,6 +130,7 @@ class Logins:
         self._clients = clients
         self._view = view
         self._outbox = outbox
+        self._audit = audit
         self._metrics = metrics
         self._entropy = entropy
         self._fake_key = b""
@@ -227,6 +239,9 @@ class Logins:
             data, credential = under_way.server.final(request.data)
             login = self._login(under_way, credential)
         except ProofRefused as refused:
+            asked = _asked(request.mechanism, under_way)
+            result = AuthenticationFailed.code_name()
+            self._audit.logged_in(connection_id, asked, request.mechanism, result)
             self._refuse(connection_id, address, request, str(refused), now)
             return None
         self._done(connection_id, login, now)
@@ -309,6 +324,7 @@ class Logins:
         self._logged_in[connection_id] = login
         self.open.pop(connection_id, None)
         self._metrics.logins += 1
+        self._audit.logged_in(connection_id, str(principal), login.mechanism, OK)
         if login.expires_us:
             due_us = now.mono_us + login.expires_us - now.wall_us
             heapq.heappush(self._expiries, (due_us, connection_id))

@@ -200,6 +200,7 @@ class BrokerConfig:
     metrics_partition_offsets: str
     log_level: str
     log_format: str
+    audit_file: str
     topic_defaults: Mapping[str, str]
     listeners: Mapping[str, ListenerConfig]
     """All but `default`, which is `listen` and `advertise`."""

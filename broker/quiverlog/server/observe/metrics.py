@@ -133,6 +133,7 @@ class ServerMetrics:
     """`requests` is indexed by API number."""
 
     __slots__ = (
+        "audit_lines_lost",
         "bytes_in",
         "bytes_out",
         "connections_accepted",
@@ -185,6 +186,7 @@ class ServerMetrics:
         self.http_requests = 0
         self.http_refused = 0
         self.lines_left_out = 0
+        self.audit_lines_lost = 0
         self.disk_free_bytes = 0
         self.tls_dates: dict[str, TlsDates] = {}
         """By listener."""

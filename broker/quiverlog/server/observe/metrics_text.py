@@ -243,6 +243,7 @@ class MetricsExporter:
         yield _counter("http_requests", "HTTP requests answered.", m.http_requests)
         yield _counter("http_refused", "HTTP connections refused or cut off.", m.http_refused)
         yield _counter("log_lines_left_out", "Log lines left out, by rate.", m.lines_left_out)
+        yield _counter("audit_lines_lost", "Audit lines that were not written.", m.audit_lines_lost)
 
     def _topics(self) -> Iterator[Metric]:
         # `copy` is atomic: the loop adds topics while this thread renders.

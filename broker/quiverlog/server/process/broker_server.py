@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quiverlog.addresses import Address
 from quiverlog.core.controller.records import UserRecord
+from quiverlog.errors import InvalidConfig
 from quiverlog.node.node import Node
 from quiverlog.node.runtime.config import LISTENER_DEFAULT, Asked, NodeConfig
 from quiverlog.node.runtime.events import ConfigReloaded, DiskSpace, Load, SecretsChanged, Shutdown
@@ -32,6 +33,7 @@ from quiverlog.server.net.places import Place, PlaceLimits
 from quiverlog.server.net.replies import path_hider
 from quiverlog.server.net.scheduler import FairScheduler
 from quiverlog.server.net.tls import TlsWatch, read_tls
+from quiverlog.server.observe.audit import LOG_STREAM, AuditLog
 from quiverlog.server.observe.logs import LogControl, Logger
 from quiverlog.server.observe.metrics import Gauges, RecentRates, ServerMetrics
 from quiverlog.server.peers.link import PeerSecrets
@@ -103,6 +105,9 @@ def node_config(
         staged_bytes_max=config.staged_bytes_max,
         transactional_id_expiry_ms=config.transactional_id_expiry_ms,
         staged_partitions=config.staged_partitions,
+        audit_wanted=bool(config.audit_file),
+        # By default it is for brokers that everybody may read from.
+        local_reads_authenticated="local.reads" in config.given and config.local_reads == "true",
         disk_bytes=_disk_bytes(config.data_dir),
         feature_level_max=config.feature_level_max,
         given=dict(config.given),
@@ -135,6 +140,14 @@ def connection_limits(
         frame_bytes_max=config.frame_bytes_max,
         local_reads=config.local_reads == "true",
     )
+
+
+def _open_audit(node_id: int, path: str) -> AuditLog:
+    """Raises InvalidConfig."""
+    try:
+        return AuditLog(node_id, path or LOG_STREAM)
+    except OSError as error:
+        raise InvalidConfig(f"`audit.file` {path!r} cannot be opened: {error.strerror}.") from None
 
 
 _LAG_PROBE_S = 0.1
@@ -208,6 +221,7 @@ class BrokerServer:
         self._node: Node | None = None
         self._runner: NodeRunner | None = None
         self._peers: PeerConnections | None = None
+        self._audit: AuditLog | None = None
         self._listeners = Listeners(self._loop)
         self._http_port: EarlyPort | None = None
         self._disk_watch: DiskWatch | None = None
@@ -260,12 +274,15 @@ class BrokerServer:
         node = Node(config, self._disk, entropy=entropy, metrics=self._metrics.node)
         effects = await self._loop.run_in_executor(None, node.start, read_clocks())
         self._node = node
+        if node.broker.audit.is_on:
+            self._audit = _open_audit(node.broker.config.node_id, self._config.audit_file)
         self._runner = NodeRunner(
             self._loop,
             node,
             self._connections,
             metrics=self._metrics,
             log=self._log,
+            audit=self._audit,
             flush_threads=self._config.fsync_threads,
             work_threads=self._config.work_threads,
         )
@@ -474,6 +491,8 @@ class BrokerServer:
             self._peers.close()
         if self._runner is not None:
             self._runner.close(0.0)
+        if self._audit is not None:
+            await self._loop.run_in_executor(None, self._audit.close)
         if self._http_port is not None:
             await self._http_port.close()
 
@@ -524,6 +543,9 @@ class BrokerServer:
             self._on_exception(self._loop, {"message": "checking a connection", "exception": error})
         self._log_control.write_left_out(self._log)
         self._metrics.lines_left_out = self._log_control.left_out_total
+        if self._audit is not None:
+            self._audit.tick()
+            self._metrics.audit_lines_lost = self._audit.lost_total
         check_s = self._connections.limits.check_s
         self._timers["connections"] = self._loop.call_later(check_s, self._check_connections)
 

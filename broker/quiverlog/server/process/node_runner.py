@@ -13,6 +13,7 @@ from typing import Final
 
 from quiverlog.node.node import Node
 from quiverlog.node.runtime.effects import (
+    Audited,
     CloseConnection,
     ClosePeer,
     ConfigChanged,
@@ -31,6 +32,7 @@ from quiverlog.node.runtime.effects import (
 from quiverlog.node.runtime.events import Event, JobDone, Tick
 from quiverlog.server.net.clocks import read_clocks
 from quiverlog.server.net.connections import Connection, ConnectionTable
+from quiverlog.server.observe.audit import AuditLog
 from quiverlog.server.observe.logs import Logger
 from quiverlog.server.observe.metrics import ServerMetrics
 from quiverlog.server.peers.peers import PeerConnections
@@ -54,6 +56,7 @@ class NodeRunner:
         *,
         metrics: ServerMetrics,
         log: Logger,
+        audit: AuditLog | None,
         flush_threads: int,
         work_threads: int,
         clocks: Callable[[], Now] = read_clocks,
@@ -63,6 +66,7 @@ class NodeRunner:
         self._connections = connections.by_id
         self._metrics = metrics
         self._log = log
+        self._audit = audit
         self._clocks = clocks
         self.jobs = JobPool(
             flush_threads=flush_threads,
@@ -119,6 +123,9 @@ class NodeRunner:
                 jobs.append(effect.job)
             elif type(effect) is LogLine:
                 getattr(self._log, effect.level)(effect.event, **effect.fields)
+            elif type(effect) is Audited:
+                if self._audit is not None:
+                    self._audit.take(effect.fields)
             elif type(effect) is CloseConnection:
                 connection = self._connections.get(effect.connection_id)
                 if connection is not None:

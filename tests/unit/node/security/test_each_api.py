@@ -380,7 +380,7 @@ def test_a_topic_is_created_with_the_right_to_its_name(node: RightsDriver) -> No
     response, _ = node.call(request, connection=ALICE)
     assert [one.error_code for one in response.topics] == [0, 105, 105]
     taken, free = (one.error_message for one in response.topics[1:])
-    assert taken.replace(HIDDEN, "other") == free, "whether the name is taken is not told"
+    assert taken.replace(HIDDEN, "other") == free, "no answer shows whether it is taken"
     node.call(m.DeleteTopicsRequest(names=["orders-1"]), connection=ROOT)
 
 

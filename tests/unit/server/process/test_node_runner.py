@@ -52,7 +52,14 @@ def test_the_loop_rests_between_pieces_of_work_while_a_flush_is_under_way() -> N
     connections: Any = type("Connections", (), {"by_id": {}})()
     log: Any = None
     runner = NodeRunner(
-        loop, node, connections, metrics=ServerMetrics(), log=log, flush_threads=1, work_threads=1
+        loop,
+        node,
+        connections,
+        metrics=ServerMetrics(),
+        log=log,
+        audit=None,
+        flush_threads=1,
+        work_threads=1,
     )
     pool: JobPool = runner.jobs
     try:
