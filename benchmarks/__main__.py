@@ -26,6 +26,7 @@ BENCHMARKS = (
     "read",
     "csv",
     "small_produce",
+    "tls",
     "idle_partitions",
     "churn",
     "cluster",

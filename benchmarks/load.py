@@ -8,6 +8,7 @@ the rows afterwards.
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import time
 from collections import deque
@@ -25,15 +26,24 @@ __all__ = ["Frame", "Load"]
 
 
 class Load:
-    """One connection. `greeting` is exchanged first; its answer is kept in `greeted`."""
+    """One connection. `greeting` is exchanged first; its answer is kept in `greeted`.
 
-    def __init__(self, address: tuple[str, int], greeting: bytes = b"") -> None:
+    Args:
+        tls: of a listener with TLS.
+    """
+
+    def __init__(
+        self, address: tuple[str, int], greeting: bytes = b"", tls: ssl.SSLContext | None = None
+    ) -> None:
         self._socket = socket.create_connection(address)
+        self._is_tls = tls is not None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # Timeouts of the kernel, not Python's: those make every send a partial one.
         patience = _TIMEVAL.pack(SILENCE_SECONDS_MAX, 0)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        if tls is not None:
+            self._socket = tls.wrap_socket(self._socket, server_hostname=address[0])
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._at = 0  # bytes [_at, _filled) of the buffer are received and not yet looked at
         self._filled = 0
@@ -46,6 +56,10 @@ class Load:
         self._socket.close()
 
     def send(self, frame: Frame) -> None:
+        if self._is_tls:  # A TLS socket has no `sendmsg`.
+            for part in frame:
+                self._socket.sendall(part)
+            return
         sent = self._socket.sendmsg(frame)
         if sent < sum(map(len, frame)):
             self._socket.sendall(b"".join(frame)[sent:])

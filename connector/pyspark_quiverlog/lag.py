@@ -125,12 +125,18 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
     the newest lags of running queries, by query id.
     """
 
-    def __init__(self, *, bootstrap_servers: str | None = None, level: int = logging.INFO) -> None:
+    def __init__(
+        self,
+        *,
+        bootstrap_servers: str | None = None,
+        security_file: str = "",
+        level: int = logging.INFO,
+    ) -> None:
         self._level = level
         self._endpoint = None
         if bootstrap_servers is not None:
             addresses = tuple(str(a) for a in parse_addresses(bootstrap_servers))
-            self._endpoint = pool.Endpoint(addresses, "spark-lag", 10.0, 10.0)
+            self._endpoint = pool.Endpoint(addresses, "spark-lag", 10.0, 10.0, security_file)
         self._seen: dict[str, _Seen] = {}
         self._servers: list[_Server] = []
 

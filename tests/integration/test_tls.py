@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -24,16 +26,18 @@ import quiverlog.testing
 from quiverlog.errors import ConnectionFailed, NotAuthenticated, TlsFailed, TlsRequired
 from quiverlog.local.authority import Authority
 from quiverlog.local.cluster import LocalCluster
-from quiverlog.local.tls_files import BROKERS_CA
+from quiverlog.local.tls_files import BROKERS_CA, TlsFolder
 from quiverlog.tls import certificates_in
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest
+from tests.support.broker import BrokerProcess
 from tests.support.cluster_load import ClusterLoad
 from tests.support.rawclient import RawClient
 from tests.support.tls import write_files
-from tests.support.until import until
+from tests.support.until import slack, until
 
 pytestmark = pytest.mark.process
 
+DEFAULT = "listeners.default"
 SCHEMA = pa.schema([("x", pa.int64())])
 ROTATIONS = 3
 ROTATIONS_LONG = 40
@@ -226,3 +230,57 @@ def test_certificates_and_their_authority_are_replaced_under_load(cluster: Local
 @pytest.mark.long
 def test_certificates_are_replaced_again_and_again(cluster: LocalCluster) -> None:
     rotate(cluster, ROTATIONS_LONG, ROTATION_S)
+
+
+@pytest.mark.long
+def test_a_running_cluster_gets_tls_and_loses_none() -> None:
+    """Brokers restart one after the other under load, first without requiring TLS."""
+    with quiverlog.testing.cluster(3) as cluster:
+        plain = quiverlog.Security(tls=False)
+        with ClusterLoad(cluster.bootstrap, "upgraded", security=plain, partitions=3) as load:
+            until(lambda: load.rows > 10)
+            TlsFolder.make(cluster.tls.path, cluster.cluster_id, days=DAYS)
+            cluster.config[f"{DEFAULT}.tls.required"] = "false"
+            roll(cluster, load)
+        assert load.done().wrong() == []
+        by_tls = cluster.security
+        with ClusterLoad(cluster.bootstrap, "secured", security=by_tls, partitions=3) as load:
+            until(lambda: load.rows > 10)
+            del cluster.config[f"{DEFAULT}.tls.required"]
+            roll(cluster, load)
+        assert load.done().wrong() == []
+        with pytest.raises(TlsRequired):
+            quiverlog.connect(cluster.bootstrap, security=plain)
+        logs = "".join(broker.log.read_text() for broker in cluster.brokers.values())
+        assert "NOT_AUTHENTICATED" not in logs
+
+
+def roll(cluster: LocalCluster, load: ClusterLoad) -> None:
+    for node_id in cluster.brokers:
+        assert cluster.brokers[node_id].stop(60)
+        cluster.start()
+        rows = load.rows
+        until(partial(has_moved_on, load, rows, 0.0))
+
+
+def rss_bytes(broker: BrokerProcess) -> int:
+    return int(psutil.Process(broker.pid).memory_info().rss)
+
+
+@pytest.mark.long
+def test_two_thousand_silent_clients_hold_up_no_other_and_cost_little(tmp_path: Path) -> None:
+    files = write_files(tmp_path, "broker")
+    security = quiverlog.Security(ca_file=files.ca)
+    limits = {"connections.max.per.address": 3_000, "connections.max": 3_000}
+    with (
+        BrokerProcess(config=files.settings("default") | limits) as broker,
+        contextlib.ExitStack() as open_sockets,
+    ):
+        before_bytes = rss_bytes(broker)
+        for _ in range(2_000):
+            open_sockets.enter_context(socket.create_connection(broker.address))
+        began_s = time.monotonic()
+        with quiverlog.connect(broker.bootstrap, security=security) as client:
+            client.list_topics()
+        assert time.monotonic() - began_s < 1 * slack()
+        assert rss_bytes(broker) - before_bytes < 50 << 20

@@ -327,12 +327,19 @@ def _refuse_contradictions(
         raise InvalidConfig(
             f"{source('inter.broker.listener')}: no listener is called {between!r}."
         )
-    check_brokers_tls(
-        values["listeners_tls"].get(between),
-        between,
-        source("inter.broker.listener"),
-        is_shared=between == LISTENER_DEFAULT,
+    meets_others = (
+        between != LISTENER_DEFAULT
+        or values["cluster_id"]
+        or values["controller_quorum_bootstrap_servers"]
+        or values["controller_quorum_moved_servers"]
     )
+    if meets_others:
+        check_brokers_tls(
+            values["listeners_tls"].get(between),
+            between,
+            source("inter.broker.listener"),
+            is_shared=between == LISTENER_DEFAULT,
+        )
     if advertise is not None:
         check_advertised(advertise, source("advertise"))
     if advertise is not None and advertise.port == 0 and listen.port != 0:

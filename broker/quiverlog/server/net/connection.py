@@ -442,16 +442,17 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._reported_bytes = 0
         self.sent_bytes += size
         self._context.metrics.bytes_out += size
-        if self._writer is not None:
-            self._writer.add(parts, size)
-            self._push(self._writer)
+        writer = self._writer
+        if writer is not None:
+            writer.add(parts, size)
+            self._push(writer)
         elif len(parts) == 1:
             transport.write(parts[0])
         else:
             transport.writelines(parts)
         if self._held and not self._write_paused:
             self._context.scheduler.request(self)
-        if self.held_bytes or self.waiting_bytes:
+        if self.held_bytes or (writer and writer.byte_count) or transport.get_write_buffer_size():
             self.report()
         else:
             replies.all_taken()

@@ -15,6 +15,7 @@ from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.wire.messages import Api
 
 __all__ = [
+    "TLS_OUTCOMES",
     "Gauges",
     "Histogram",
     "LogSize",
@@ -95,6 +96,11 @@ class RecentRates:
         if at_s <= began_s:
             return None
         return tuple((b - a) / (at_s - began_s) for a, b in zip(before, totals, strict=True))
+
+
+TLS_OUTCOMES: Final = (
+    "done", "failed", "plain", "plain_taken", "silent", "left", "cut_off", "no_room", "stopped",
+)  # fmt: skip
 
 
 class TlsDates(NamedTuple):
@@ -195,6 +201,7 @@ class ServerMetrics:
         self.tls_handshakes: dict[str, int] = {}
 
     def count_handshake(self, outcome: str) -> None:
+        assert outcome in TLS_OUTCOMES, outcome
         self.tls_handshakes[outcome] = self.tls_handshakes.get(outcome, 0) + 1
 
     def count_job(self, kind: str, elapsed_us: int) -> None:

@@ -23,7 +23,7 @@ from prometheus_client.process_collector import ProcessCollector
 from quiverlog.errors import error_class
 from quiverlog.node.cluster_gauges import ClusterGauges, TransactionGauges
 from quiverlog.node.runtime.metrics import NodeMetrics, TopicCounters
-from quiverlog.server.observe.metrics import Gauges, Histogram, LogSize, ServerMetrics
+from quiverlog.server.observe.metrics import TLS_OUTCOMES, Gauges, Histogram, LogSize, ServerMetrics
 from quiverlog.wire.messages import Api
 
 if TYPE_CHECKING:
@@ -180,8 +180,9 @@ class MetricsExporter:
         handshakes = CounterMetricFamily(
             "quiverlog_tls_handshakes", "Handshakes of TLS, by outcome.", labels=["outcome"]
         )
-        for outcome, count in sorted(m.tls_handshakes.copy().items()):
-            handshakes.add_metric([outcome], count)
+        # From the start, so that the first failure is a growth.
+        for outcome in TLS_OUTCOMES:
+            handshakes.add_metric([outcome], m.tls_handshakes.get(outcome, 0))
         yield handshakes
 
     def _loop_and_disk(self) -> Iterator[Metric]:

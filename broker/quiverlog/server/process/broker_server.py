@@ -83,7 +83,9 @@ def node_config(
         super_users=config.super_users,
         first_user=first_user,
         inter_broker_listener=config.inter_broker_listener,
-        brokers_have_certificates=between is not None and between.is_required,
+        brokers_have_certificates=between is not None
+        and between.is_required
+        and between.client_auth != "none",
         cluster_secrets=secrets,
         proof_required=_PROOF_REQUIRED[config.cluster_secret_required],
         rack=config.rack,

@@ -86,7 +86,7 @@ PEERS = {
         (CERT | {"listeners.default.tls.client.auth": "wanted"}, "needs `tls.client.ca.file`"),
         (CERT | {"listeners.default.tls.client.ca.file": "a"}, "asks for no certificate"),
         (CERT | {"listeners.default.tls.version.min": "1.1"}, "allowed are 1.2, 1.3"),
-        (CERT, "brokers meet at listener 'default'"),
+        (CERT | {"cluster.id": "c"}, "brokers meet at listener 'default'"),
         (
             PEERS
             | {"listeners.p.tls.client.auth": "wanted", "listeners.p.tls.client.ca.file": "a"},
@@ -136,6 +136,10 @@ def test_tls_of_listeners(tmp_path: Path) -> None:
     refused = load_config(flags={"listeners.default.local.reads": "false"})
     assert refused.listeners_without_local_reads == {"default"}
     assert compare_configs(load_config(), config).restart == ("listeners",)
+
+
+def test_a_broker_of_its_own_asks_for_no_certificates() -> None:
+    assert load_config(flags=CERT).listeners_tls == {"default": ServerTls("c")}
 
 
 def test_a_variable_of_a_listener_that_is_no_key_is_refused() -> None:

@@ -1,0 +1,173 @@
+"""What TLS costs: the same frames to the same broker, at a listener with TLS and at a plain one.
+
+Batches of 1 MiB are written and read with 4 requests in flight, batches of 1 KiB written with 64;
+then connections are made one after the other, each with a whole handshake and a HELLO. TLS 1.3,
+P-256, no tickets. The client shares the machine, and decrypts on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import ssl
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.harness import Comparison, Rounds, Settings, interleave
+from benchmarks.load import Frame, Load
+from benchmarks.quiver import (
+    Topic,
+    expect_rows,
+    fetch_frame,
+    fetched,
+    greeting,
+    largest_batch,
+    numbered,
+    produce_frame,
+    producer_id,
+    running,
+    temporary_topic,
+)
+from quiverlog.client.client import Client
+from quiverlog.tls import client_context
+from tests.support.ports import free_address
+from tests.support.tls import write_files
+
+MIB = 1024 * 1024
+BATCHES = 128
+DEPTH = 4
+REQUESTS = 10_000
+REQUESTS_DEPTH = 64
+CONNECTIONS = 400
+CONNECTIONS_PER_SECOND_MIN = 400
+WRITE_MIN, READ_MIN, SMALL_MIN = 0.25, 0.15, 0.3
+
+
+@dataclass(frozen=True)
+class Listeners:
+    client: Client
+    plain: tuple[str, int]
+    tls: tuple[str, int]
+    context: ssl.SSLContext
+
+    def open(self, *, by_tls: bool) -> Load:
+        address = self.tls if by_tls else self.plain
+        return Load(address, greeting(), tls=self.context if by_tls else None)
+
+    def compare(self, settings: Settings, measure: Callable[[bool], float]) -> Rounds:
+        return interleave(settings.rounds, lambda: measure(True), lambda: measure(False))
+
+
+def run(settings: Settings) -> list[Comparison]:
+    with listeners() as made:
+        written, read = large(made, settings)
+        small_written = small(made, settings)
+        connections = settings.scaled(CONNECTIONS)
+        connected = [
+            connections / connecting(made, connections) for _ in range(settings.rounds + 1)
+        ][1:]
+    return [
+        Comparison("TLS: produce, 1 MiB", "MB/s", written.ours, written.baseline, budget=WRITE_MIN),
+        Comparison("TLS: fetch, 1 MiB", "MB/s", read.ours, read.baseline, budget=READ_MIN),
+        Comparison(
+            "TLS: small produce requests, 1 KiB, pipelined",
+            "requests/s",
+            small_written.ours,
+            small_written.baseline,
+            budget=SMALL_MIN,
+        ),
+        Comparison(
+            "TLS: connections, one after the other",
+            "connections/s",
+            connected,
+            [CONNECTIONS_PER_SECOND_MIN],
+            budget=1.0,
+        ),
+    ]
+
+
+@contextmanager
+def listeners() -> Iterator[Listeners]:
+    with tempfile.TemporaryDirectory() as folder:
+        files = write_files(Path(folder), "broker")
+        where = free_address("127.0.0.1:0")
+        config = {"listeners.tls.bind": where} | files.settings("tls")
+        with running(**config) as (broker, client):
+            host, _, port = where.rpartition(":")
+            context = client_context(files.ca, "", "")
+            yield Listeners(client, broker.address, (host, int(port)), context)
+
+
+def large(made: Listeners, settings: Settings) -> tuple[Rounds, Rounds]:
+    batches = settings.scaled(BATCHES)
+    names = (f"large-{number}" for number in itertools.count())
+    batch, rows = largest_batch(MIB, schema_id=1)
+    copies = numbered(batch, batches, producer_id=producer_id(made.client), rows=rows)
+    moved = batches * len(batch) / 1e6
+
+    def write(by_tls: bool) -> float:
+        name = next(names)
+        with temporary_topic(made.client, name, durability="memory") as topic:
+            frames = [produce_frame(topic, copy, n) for n, copy in enumerate(copies)]
+            with made.open(by_tls=by_tls) as load:
+                seconds = load.pipeline(frames, depth=DEPTH)
+            expect_rows(made.client, name, rows * batches)
+        return moved / seconds
+
+    written = made.compare(settings, write)
+    with temporary_topic(made.client, "read", durability="memory") as topic:
+        with made.open(by_tls=False) as load:
+            load.pipeline([produce_frame(topic, c, n) for n, c in enumerate(copies)], depth=DEPTH)
+        asked = [fetch_frame(topic, n * rows, len(batch), n) for n in range(batches)]
+
+        def read(by_tls: bool) -> float:
+            with made.open(by_tls=by_tls) as load:
+                check(load, asked[0], copies[0])
+                return moved / load.pipeline(asked, depth=DEPTH)
+
+        return written, made.compare(settings, read)
+
+
+def check(load: Load, request: Frame, copy: bytearray) -> None:
+    _, body = fetched(load.exchange(request))
+    if body[16:] != memoryview(copy)[16:]:  # the first 16 bytes are the leader's
+        raise AssertionError("the broker sent other bytes than it was given")
+
+
+def small(made: Listeners, settings: Settings) -> Rounds:
+    requests = settings.scaled(REQUESTS)
+    names = (f"small-{number}" for number in itertools.count())
+    batch, rows = largest_batch(1024, schema_id=1)
+    copies = numbered(batch, requests, producer_id=producer_id(made.client), rows=rows)
+
+    def frames(topic: Topic) -> list[Frame]:
+        return [[b"".join(produce_frame(topic, copy, n))] for n, copy in enumerate(copies)]
+
+    def write(by_tls: bool) -> float:
+        name = next(names)
+        with temporary_topic(made.client, name, durability="memory") as topic:
+            prepared = frames(topic)
+            with made.open(by_tls=by_tls) as load:
+                seconds = load.pipeline(prepared, depth=REQUESTS_DEPTH)
+            expect_rows(made.client, name, rows * requests)
+        return requests / seconds
+
+    return made.compare(settings, write)
+
+
+def connecting(made: Listeners, connections: int) -> float:
+    """Return the seconds for that many connections, each greeted and closed."""
+    hello = greeting()
+    began = time.perf_counter()
+    for _ in range(connections):
+        with socket.create_connection(made.tls) as plain:
+            # Else HELLO waits for an acknowledgement of the handshake's end: 40 ms.
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with made.context.wrap_socket(plain, server_hostname=made.tls[0]) as secured:
+                secured.sendall(hello)
+                assert secured.recv(MIB)
+    return time.perf_counter() - began
