@@ -136,7 +136,8 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
         self._endpoint = None
         if bootstrap_servers is not None:
             addresses = tuple(str(a) for a in parse_addresses(bootstrap_servers))
-            self._endpoint = pool.Endpoint(addresses, "spark-lag", 10.0, 10.0, security_file)
+            access = pool.Access(file=security_file)
+            self._endpoint = pool.Endpoint(addresses, "spark-lag", 10.0, 10.0, access)
         self._seen: dict[str, _Seen] = {}
         self._servers: list[_Server] = []
 
