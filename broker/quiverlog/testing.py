@@ -36,6 +36,7 @@ def cluster(
     config: Mapping[str, str] | None = None,
     timeout_s: float = 60.0,
     tls: bool = False,
+    users: bool = False,
 ) -> Iterator[LocalCluster]:
     """Start a cluster on free ports of 127.0.0.1, in a temporary directory; remove it at the end.
 
@@ -46,6 +47,7 @@ def cluster(
         timeout_s: seconds until it must be ready.
         tls: clients and brokers connect by TLS; `security` of the cluster is for clients. Needs the
             extra `security`.
+        users: clients log in; `security` of the cluster is that of its administrator.
 
     Yields:
         The ready cluster: `bootstrap` for clients, `client()`, and `brokers[1]` and so on to
@@ -62,7 +64,9 @@ def cluster(
     if len(labels) != brokers:
         raise ValueError(f"{len(labels)} racks for {brokers} brokers")
     with tempfile.TemporaryDirectory(prefix="quiverlog-testing-") as folder:
-        made = LocalCluster.create(Path(folder) / "cluster", racks=labels, config=config, tls=tls)
+        made = LocalCluster.create(
+            Path(folder) / "cluster", racks=labels, config=config, tls=tls, users=users
+        )
         # A test run that ends without unwinding its fixtures leaves no broker behind.
         atexit.register(made.remove)
         try:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 import quiverlog
+import quiverlog.testing
 from quiverlog import Security
 from quiverlog.errors import (
     AuthenticationFailed,
@@ -30,6 +31,7 @@ from quiverlog.errors import (
 )
 from quiverlog.limits import UNPROVED_FRAME_BYTES_MAX
 from quiverlog.wire import messages as m
+from quiverlog.wire.authentication_messages import token_text
 from quiverlog.wire.security.scram import HASHES, SCRAM_SHA_256, parse_credential_line
 from tests.support.broker import BrokerProcess, ordinary_environment
 from tests.support.rawclient import RawClient
@@ -276,6 +278,38 @@ def test_lives_and_mechanisms_may_be_chosen(world: World) -> None:
     named = as_("root", ROOT_PASSWORD, mechanism=SCRAM_SHA_256)
     with world.connect(named) as client:
         assert client.who_am_i().mechanism == SCRAM_SHA_256
+
+
+# --- clusters of their own -------------------------------------------------------------------
+def test_a_user_counts_at_every_broker_and_outlives_the_controller() -> None:
+    """Brokers share the listener with clients, and prove themselves by their secret."""
+    with quiverlog.testing.cluster(3, users=True) as cluster, cluster.client() as admin:
+        admin.create_user("frank", "pw")
+        made = admin.create_token(60.0, owner="frank")
+        everywhere = [
+            (one.listen, security)
+            for one in cluster.brokers.values()
+            for security in (as_("frank", "pw"), Security(tls=False, token=made.text))
+        ]
+        for address, security in everywhere:
+            with quiverlog.connect(address, security=security) as client:
+                assert client.who_am_i().principal == "user:frank"
+            with pytest.raises(LoginMissing):
+                quiverlog.connect(address)
+        controller = admin.describe_cluster().controller
+        assert controller is not None
+        cluster.brokers[controller].kill()
+        until(lambda: admin.describe_cluster().controller not in (None, controller), "another")
+        with quiverlog.connect(cluster.bootstrap, security=as_("frank", "pw")) as client:
+            client.change_password("frank", "newer")
+        unknown = Security(tls=False, token=token_text("0" * 24, bytes(32)))
+        with pytest.raises(AuthenticationFailed):
+            quiverlog.connect(cluster.bootstrap, security=unknown)
+        cluster.start()
+        with quiverlog.connect(
+            cluster.brokers[controller].listen, security=as_("frank", "newer")
+        ) as client:
+            assert client.who_am_i().principal == "user:frank", "it has caught up"
 
 
 # --- a broker of its own each ------------------------------------------------------------------

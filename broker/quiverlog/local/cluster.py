@@ -25,7 +25,7 @@ from quiverlog.local.broker import LocalBroker
 from quiverlog.local.failures import LocalClusterFailed
 from quiverlog.local.ports import free_port, is_free
 from quiverlog.local.process import ProcessState, wait_until
-from quiverlog.local.secret_file import make_secret, write_secret_file
+from quiverlog.local.secret_file import credential_lines, make_secret, write_secret_file
 from quiverlog.local.tls_files import TlsFolder
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ BROKERS_MAX: Final = 9
 
 _FILE: Final = "cluster.json"
 _LOCK: Final = "lock"
+_ADMIN: Final = "admin"
+_ADMIN_PASSWORD: Final = "admin.password"
+_ADMIN_CREDENTIAL: Final = "admin.credential"
 _HOST: Final = "127.0.0.1"
 _READY_S: Final = 60.0
 _STOP_S: Final = 60.0
@@ -77,6 +80,7 @@ class LocalCluster:
         config: Mapping[str, str] | None = None,
         first_port: int | None = None,
         tls: bool = False,
+        users: bool = False,
     ) -> LocalCluster:
         """Write the files of a new cluster, with one broker for each rack; nothing is started.
 
@@ -86,6 +90,7 @@ class LocalCluster:
             config: settings for all brokers, by the keys of docs/config.md.
             first_port: the first of consecutive ports, two for each broker. None: free ones.
             tls: clients and brokers connect by TLS, with throw-away certificates.
+            users: clients log in; there is an administrator, with a password of its own.
 
         Raises:
             LocalClusterFailed: the directory holds something; a port is taken.
@@ -103,8 +108,21 @@ class LocalCluster:
         if tls:
             TlsFolder.make(cluster.tls.path, cluster.cluster_id, days=_CERTIFICATE_DAYS)
         write_secret_file(cluster.secret_file, [make_secret()])
+        if users:
+            cluster._make_admin()
         cluster._save()
         return cluster
+
+    def _make_admin(self) -> None:
+        password = make_secret()
+        lines = credential_lines(_ADMIN, password)
+        write_secret_file(self.directory / _ADMIN_CREDENTIAL, lines)
+        write_secret_file(self.directory / _ADMIN_PASSWORD, [password])
+        reached = self.security  # Without a user yet.
+        encryption = f'ca_file = "{reached.ca_file}"' if reached.tls else "tls = false"
+        login = [f'user = "{_ADMIN}"', f'password_file = "{_ADMIN_PASSWORD}"']
+        # Last: with it the cluster has users.
+        write_secret_file(self.admin_file, [encryption, *login])
 
     @classmethod
     def find(cls, directory: Path) -> LocalCluster | None:
@@ -169,8 +187,26 @@ class LocalCluster:
         return self.tls.path.exists()
 
     @property
+    def admin_file(self) -> Path:
+        """The security file of the administrator; absent in a cluster without users."""
+        return self.directory / "admin.toml"
+
+    @property
+    def has_users(self) -> bool:
+        return self.admin_file.exists()
+
+    @property
+    def security_file(self) -> Path | None:
+        """Of clients that may do everything; None: they need none."""
+        if self.has_users:
+            return self.admin_file
+        return self.tls.security_file if self.has_tls else None
+
+    @property
     def security(self) -> Security:
         """How clients reach it."""
+        if self.has_users:
+            return Security.load(self.admin_file)
         return Security.load(self.tls.security_file) if self.has_tls else Security(tls=False)
 
     @property
@@ -204,12 +240,24 @@ class LocalCluster:
             options += ["--cluster-secret-file", str(self.secret_file)]
         if self.has_tls:
             options += self._certified(node_id)
+        if self.has_users:
+            options += self._asking()
         # A new first broker with the others' addresses would wait for them; one that has lost its
         # disk, without them, would begin a second cluster.
         seeds = [f"{other.node_id}@{other.listen}" for other in self.brokers.values()]
         if len(seeds) > 1 and (node_id > 1 or self.was_formed):
             options += ["--controller-quorum-bootstrap-servers", ",".join(seeds)]
         self.brokers[node_id].start(["--cluster-id", self.cluster_id, *options])
+
+    def _asking(self) -> list[str]:
+        """Return the options of a broker whose clients log in."""
+        settings = {"authentication": "required"}
+        if not self.has_tls:
+            settings["allow.plaintext"] = "true"  # All is on this machine.
+        words = ["--admin-credential-file", str(self.directory / _ADMIN_CREDENTIAL)]
+        for key, value in settings.items():
+            words += ["--set", f"listeners.default.{key}={value}"]
+        return words
 
     def _certified(self, node_id: int) -> list[str]:
         """Return the options of a broker with TLS; its certificate is renewed when it is old."""
@@ -318,7 +366,8 @@ class LocalCluster:
             broker.kill()
             shutil.rmtree(broker.directory, ignore_errors=True)
         shutil.rmtree(self.tls.path, ignore_errors=True)
-        for name in (_FILE, _LOCK, self.secret_file.name):
+        admins = (_ADMIN_CREDENTIAL, _ADMIN_PASSWORD, self.admin_file.name)
+        for name in (_FILE, _LOCK, self.secret_file.name, *admins):
             (self.directory / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # Files of others are there.
             self.directory.rmdir()

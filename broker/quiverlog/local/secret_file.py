@@ -1,4 +1,5 @@
-"""Writing files with a cluster's secret; what they may hold is in `wire.peer_proof`."""
+"""Writing files with a cluster's secret, and of its first user; what they may hold is in
+`wire.peer_proof` and `wire.security.scram`."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-__all__ = ["make_secret", "replace_secret_file", "write_secret_file"]
+from quiverlog.limits import SCRAM_ITERATIONS_DEFAULT
+from quiverlog.wire.security.scram import (
+    HASHES,
+    SCRAM_SALT_BYTES,
+    credential_line,
+    make_credential,
+    prepare_password,
+)
+
+__all__ = ["credential_lines", "make_secret", "replace_secret_file", "write_secret_file"]
 
 _RANDOM_BYTES: Final = 32
 _MODE: Final = 0o600
@@ -17,6 +27,28 @@ _MODE: Final = 0o600
 
 def make_secret() -> str:
     return secrets.token_urlsafe(_RANDOM_BYTES)
+
+
+def credential_lines(name: str, password: str) -> list[str]:
+    """Return the lines of `admin.credential.file`; no password can be read from them.
+
+    Raises:
+        ValueError: no broker takes the password; the text has no part of it.
+    """
+    prepared = prepare_password(password)
+    return [
+        credential_line(
+            name,
+            mechanism,
+            make_credential(
+                mechanism,
+                prepared,
+                secrets.token_bytes(SCRAM_SALT_BYTES),
+                SCRAM_ITERATIONS_DEFAULT,
+            ),
+        )
+        for mechanism in HASHES
+    ]
 
 
 def write_secret_file(path: Path, lines: Sequence[str]) -> None:

@@ -633,7 +633,7 @@ class Broker:
         if any(isinstance(record, _OF_BROKERS) for record in records):
             self.broker_addresses.brokers_changed(self.metadata.image.brokers.values())
         self.live_config.look(now)
-        self.logins.look()
+        self.logins.look(now)
         self.authoriser.look()
         self.elections.applied(records, now)
         self.internal_raises.applied(records, now)

@@ -205,16 +205,17 @@ def admin_(name: str, state: str, bootstrap: str, timeout_s: float) -> None:
 @debug_option
 def hash_(name: str, password_file: Path | None, password_env: str | None, generate: bool) -> None:
     """Print the lines for `admin.credential.file`, with which a cluster gets its first user."""
-    from quiverlog.client.admin.users import make_credentials
+    from quiverlog.local.secret_file import credential_lines
     from quiverlog.types import USER_NAME
-    from quiverlog.wire.security.scram import Credential, credential_line
 
     if not USER_NAME.fullmatch(name):
         raise click.BadParameter("a user has 1 to 128 letters, digits and `._@-`.")
     password, is_made = read_password(password_file, password_env, generate=generate)
-    for one in make_credentials(password):
-        kept = Credential(one.salt, one.iterations, one.stored_key, one.server_key)
-        print(credential_line(name, one.mechanism, kept))
+    try:
+        lines = credential_lines(name, password)
+    except ValueError as error:
+        raise CommandFailed(f"{error}.") from None
+    print("\n".join(lines))
     if is_made:
         click.echo(f"the password of {name}: {password}", err=True)
 

@@ -106,6 +106,9 @@ def _broker_of(found: LocalCluster, node_id: int) -> LocalBroker:
 @click.option(
     "--tls", is_flag=True, help="Clients and brokers connect by TLS, with throw-away certificates."
 )
+@click.option(
+    "--users", is_flag=True, help="Clients log in: the cluster has an administrator, and rules."
+)
 @_directory
 @click.option(
     "--timeout", "timeout_s", type=Seconds(), default=60.0, show_default=True, metavar="SECONDS"
@@ -117,6 +120,7 @@ def up(
     port: int | None,
     config: dict[str, str],
     tls: bool,
+    users: bool,
     directory: Path,
     timeout_s: float,
     output_format: str,
@@ -130,12 +134,13 @@ def up(
     with _failing_command():
         found = LocalCluster.find(directory.absolute())
         if found is None:
-            found = _create(directory.absolute(), count or 3, port, config, tls=tls)
+            found = _create(directory.absolute(), count or 3, port, config, tls=tls, users=users)
         elif (
             count not in (None, len(found.brokers))
             or port is not None
             or config
             or (tls and not found.has_tls)
+            or (users and not found.has_users)
         ):
             raise CommandFailed(
                 f"{directory} holds a cluster of {len(found.brokers)} with settings of its own: "
@@ -145,19 +150,19 @@ def up(
             found.start(timeout_s)
     _show(found, output_format)
     if output_format != "json":
-        by_tls = f" --security-file {found.tls.security_file}" if found.has_tls else ""
+        secured = f" --security-file {found.security_file}" if found.security_file else ""
         seconds = time.monotonic() - began_s
-        print(f"\nready after {seconds:.1f} s: -b {found.bootstrap}{by_tls}")
+        print(f"\nready after {seconds:.1f} s: -b {found.bootstrap}{secured}")
 
 
 def _create(
-    directory: Path, count: int, port: int | None, config: dict[str, str], *, tls: bool
+    directory: Path, count: int, port: int | None, config: dict[str, str], *, tls: bool, users: bool
 ) -> LocalCluster:
     usual = range(_FIRST_PORT, _FIRST_PORT + 2 * count)
     if port is None and all(is_free(number) for number in usual):
         port = _FIRST_PORT
     return LocalCluster.create(
-        directory, racks=racks_of(count), config=config, first_port=port, tls=tls
+        directory, racks=racks_of(count), config=config, first_port=port, tls=tls, users=users
     )
 
 
@@ -189,7 +194,7 @@ def _show(found: LocalCluster, output_format: str) -> None:
                 "directory": str(found.directory),
                 "cluster_id": found.cluster_id,
                 "bootstrap_server": found.bootstrap,
-                "security_file": str(found.tls.security_file) if found.has_tls else None,
+                "security_file": str(found.security_file) if found.security_file else None,
                 "reported_by": None if seen is None else seen.reported_by,
                 "is_current": seen is not None and seen.is_current,
                 "age_s": None if seen is None else seen.age_s,

@@ -50,6 +50,8 @@ _URI: Final = "quiverlog://"
 _REFUSED: Final = "a login was refused"
 _REFUSED_US: Final = 1_000_000
 """Until the answer of a refusal, a quarter more or less."""
+_CLOSED_US: Final = 100_000
+"""From the end of a credential until its connections are closed; they are served nothing."""
 _REFUSED_MAX: Final = 1_024
 """Refusals that wait; beyond, the oldest is answered at once."""
 _QUIET_US: Final = 60_000_000
@@ -108,9 +110,9 @@ class Logins:
     """`open`: connections that are not logged in, and may have to be."""
 
     __slots__ = (
-        "_audit", "_authentication", "_certificates", "_clients", "_cluster_id", "_ending",
-        "_entropy", "_expiries", "_fake_key", "_logged_in", "_logged_us", "_metrics", "_node_id",
-        "_outbox", "_refused", "_seen", "_under_way", "_view", "open",
+        "_audit", "_authentication", "_certificates", "_clients", "_closing", "_cluster_id",
+        "_ending", "_entropy", "_expiries", "_fake_key", "_logged_in", "_logged_us", "_metrics",
+        "_node_id", "_outbox", "_refused", "_seen", "_under_way", "_view", "open",
     )  # fmt: skip
 
     def __init__(
@@ -144,6 +146,7 @@ class Logins:
         self._ending: set[int] = set()
         # Names in the certificates of clients that may log in by them.
         self._certificates: dict[int, tuple[str, ...]] = {}
+        self._closing: deque[tuple[int, int]] = deque()
         self._seen: tuple[Mapping[str, UserRecord], Mapping[str, TokenRecord]] = ({}, {})
         self._logged_us: dict[str, int] = {}
         """When a refusal was logged, by address: those of the last minute."""
@@ -365,23 +368,30 @@ class Logins:
 
     # --- what ends a login ---------------------------------------------------------------------
     def next_us(self) -> int | None:
-        due_us = self._expiries[0][0] if self._expiries else None
-        if self._refused:
-            refused_us = self._refused[0].due_us
-            return refused_us if due_us is None else min(due_us, refused_us)
-        return due_us
+        if not (self._expiries or self._refused or self._closing):
+            return None  # Asked after every call.
+        due = [self._expiries[0][0]] if self._expiries else []
+        due += [self._refused[0].due_us] if self._refused else []
+        due += [self._closing[0][0]] if self._closing else []
+        return min(due)
 
     def run(self, now: Now) -> None:
         while self._refused and self._refused[0].due_us <= now.mono_us:
             self._answer(self._refused.popleft())
+        while self._closing and self._closing[0][0] <= now.mono_us:
+            _, connection_id = self._closing.popleft()
+            if connection_id in self._ending:
+                why = "its user or token was changed"
+                self._outbox.close_connection(connection_id, why)
         while self._expiries and self._expiries[0][0] <= now.mono_us:
             _, connection_id = heapq.heappop(self._expiries)
             login = self._logged_in.get(connection_id)
             # It may have logged in again, with a newer token.
             if login is not None and 0 < login.expires_us <= now.wall_us:
-                self._end(connection_id, "its token has expired")
+                self._end(connection_id)
+                self._outbox.close_connection(connection_id, "its token has expired")
 
-    def look(self) -> None:
+    def look(self, now: Now) -> None:
         """Close the connections whose credential counts no more."""
         image = self._view.image
         users, tokens = self._seen
@@ -391,7 +401,9 @@ class Logins:
         self._seen = (image.users, image.tokens)
         for connection_id, login in list(self._logged_in.items()):
             if not self._counts(login):
-                self._end(connection_id, "its user or token was changed")
+                self._end(connection_id)
+                # The answer to the change itself may be for this connection.
+                self._closing.append((now.mono_us + _CLOSED_US, connection_id))
 
     def _counts(self, login: _Login) -> bool:
         image = self._view.image
@@ -407,9 +419,8 @@ class Logins:
         found = credentials_for(user, login.mechanism)
         return any(one.stored_key == login.stored_key for one in found)
 
-    def _end(self, connection_id: int, why: str) -> None:
+    def _end(self, connection_id: int) -> None:
         del self._logged_in[connection_id]
         # Nothing more is served to it, whatever it has sent already.
         self.open[connection_id] = Asked.REQUIRED
         self._ending.add(connection_id)
-        self._outbox.close_connection(connection_id, why)
