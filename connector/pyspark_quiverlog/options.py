@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from quiverlog.errors import InvalidOption
@@ -153,17 +154,13 @@ def parse_write_options(raw: Mapping[str, str], use: Use) -> WriteOptions:
     return options
 
 
-_warned = False
-
-
+@cache
 def _warn_of_literal_password() -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        logger.warning(
-            "option `password`: Spark's own processes and memory have it as text; `passwordFile`"
-            " and `passwordEnv` name the place where the driver reads it"
-        )
+    """Warn once in a process."""
+    logger.warning(
+        "option `password`: Spark's own processes and memory have it as text; `passwordFile` and"
+        " `passwordEnv` name the place where the driver reads it"
+    )
 
 
 def _check_login(options: ReadOptions | WriteOptions) -> None:

@@ -108,6 +108,7 @@ def without_login(options: Any, token: Secret | None = None) -> Any:
     """Return options as tasks may get them: without the driver's credentials."""
     if not access_of(options).is_drivers:
         return options
+    assert options.token is None, "the driver's own options have none"
     return replace(
         options, token=token, user=None, password=None, password_file=None, password_env=None
     )
@@ -196,6 +197,7 @@ def task_token(options: ReadOptions | WriteOptions) -> Secret | None:
             if not owner.who_am_i().mechanism:
                 return None
             found = Secret(owner.create_token(lifetime_s).text)
+            assert found.value, "a token has a text"
             pool.tokens[where] = found, time.monotonic() + lifetime_s * RENEWED_AT
         return found
 

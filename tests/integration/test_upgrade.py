@@ -27,7 +27,7 @@ from tests.support.until import until
 
 pytestmark = pytest.mark.process
 
-OLD_COMMIT = "de004d89d1640377feac2b95097e2dddbeb65e35"
+OLD_COMMIT = "76c2fff7fc6e28d51469d1fd48a522d7d86595cb"
 """A change that adds a feature level puts the commit before it here."""
 ROOT = Path(__file__).resolve().parents[2]
 BROKERS = (1, 2, 3)
@@ -152,16 +152,19 @@ class Transactional:
                 rows = [{"id": 2 * number}, {"id": 2 * number + 1}]
                 transaction.send("u", rows, partition=partition)
 
-    def refused(self) -> None:
-        with pytest.raises(FeatureNotFinalised):
-            self.one(-1)
-
     def run(self) -> None:
         for number in range(TRANSACTIONS):
             self.one(number)
         found, _ = self._reader.communicate(timeout=60)
         assert self._reader.returncode == 0
         assert json.loads(found) == [[*range(2 * TRANSACTIONS)]] * 2
+
+
+def make_user(bootstrap: str) -> None:
+    """What the new level brings."""
+    with quiverlog.connect(bootstrap) as client:
+        client.create_user("upgraded", "secret")
+        assert [one.name for one in client.list_users()] == ["upgraded"]
 
 
 def test_a_live_cluster_of_an_earlier_commit_is_upgraded(old_code: Path) -> None:
@@ -174,12 +177,14 @@ def test_a_live_cluster_of_an_earlier_commit_is_upgraded(old_code: Path) -> None
                 cluster.upgrade(node_id)
                 until(lambda: load.rows > written and load.rows_read > read, "rows go on")  # noqa: B023
             cluster.wait_for_restart(BROKERS[0])
-            transactional.refused()
+            with pytest.raises(FeatureNotFinalised):
+                make_user(cluster.bootstrap)
             with quiverlog.connect(cluster.bootstrap) as client:
                 level = client.describe_features().level_max
                 assert level == FEATURE_LEVEL_MAX
                 assert client.finalize_features(level).level == level
             written, read = load.rows, load.rows_read
+            make_user(cluster.bootstrap)
             transactional.run()
             until(lambda: load.rows > written and load.rows_read > read, "rows go on")
         assert load.done().wrong() == []

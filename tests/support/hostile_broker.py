@@ -20,6 +20,7 @@ import quiverlog
 from quiverlog import errors
 from quiverlog.batch.codec import encode_batch
 from quiverlog.client.admin.cluster import change_voters, decommission_broker
+from quiverlog.client.admin.rules import AccessRule
 from quiverlog.client.tables.fetcher import PartitionFetcher
 from quiverlog.limits import FEATURE_LEVEL_MAX, FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from quiverlog.types import EARLIEST, LATEST, TopicPartition
@@ -154,6 +155,15 @@ def _create_and_delete(client: Any) -> None:
     client.delete_topic("new", if_exists=True)
 
 
+def _with_rules(client: Any) -> None:
+    client.add_rules([AccessRule("user:alice", True, "read", "topic", TOPIC)])
+
+
+def _without_rules(client: Any) -> None:
+    with contextlib.suppress(quiverlog.InvalidRequest):  # None had that number yet.
+        client.remove_rules([1])
+
+
 def _replace_password(client: Any) -> None:
     client.change_password("alice", "newer", keep_old=True)
     client.drop_old_password("alice")
@@ -212,6 +222,10 @@ ACTIONS: tuple[Action, ...] = (
     Action("run", lambda c: c.run(change_voters(c.cluster, ChangeVotersRequest()))),
     Action("run", lambda c: c.run(decommission_broker(c.cluster, 0, DecommissionStep.NOTHING))),
     Action("who_am_i", lambda c: c.who_am_i()),
+    Action("add_rules", _with_rules),
+    Action("remove_rules", _without_rules),
+    Action("list_rules", lambda c: c.list_rules()),
+    Action("check_access", lambda c: c.check_access("user:alice", "read", "topic", TOPIC)),
     Action("list_users", lambda c: c.list_users()),
     Action("create_user", _with_user(lambda c: c.list_users("alice", with_tokens=True))),
     Action("change_password", _with_user(lambda c: c.change_password("alice", "new"))),

@@ -47,6 +47,7 @@ ALLOWED = {
     "connector/pyspark_quiverlog/_compat.py rows_wrapper": "finds a class of PySpark's, makes none",
     "connector/pyspark_quiverlog/exactly_once.py _checked": "as that of routing.py",
     "connector/pyspark_quiverlog/exactly_once.py _written": "under the module's lock",
+    "connector/pyspark_quiverlog/options.py _warn_of_literal_password": "two warnings do no harm",
     "connector/pyspark_quiverlog/pool.py _pool": "in a forked child, before any thread",
     "connector/pyspark_quiverlog/routing.py _checked": "a check that is made twice changes nothing",
     "connector/pyspark_quiverlog/sending.py _sent_by": "under the module's lock",

@@ -26,6 +26,7 @@ from .proofs import Unproved
 from .settings_keeper import SettingsKeeper
 from .successor import Successor
 from .transactor import BatchLife, QueryLife, TransactingLife
+from .user_keeper import UserKeeper
 from .watchers import Watcher
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Workload:
         self.operators: list[Operator] = []
         self.impostors: list[Impostor] = []
         self.strangers: list[Unproved] = []
-        self.administrators: list[Administrator | Mover | SettingsKeeper] = []
+        self.administrators: list[Administrator | Mover | SettingsKeeper | UserKeeper] = []
         self.senders: list[ProducingProgram] = []
         self.consumers: list[ConsumingProgram] = []
         self.transactions: list[Lives] = []
@@ -93,6 +94,7 @@ class Workload:
             self.administrators.append(Resizer(self.cluster, checker, number))
         for number in range(plan.keepers):
             self.administrators.append(SettingsKeeper(self.cluster, checker, number))
+            self.administrators.append(UserKeeper(self.cluster, checker, number))
         for number in range(plan.producers):
             self.senders.append(ProducingProgram(self.cluster, checker, number))
         for number in range(plan.successors):

@@ -289,7 +289,7 @@ def _check_name(name: str) -> None:
 
 def _spread(cluster: Cluster, version: int) -> Operation[None]:
     """Wait until the live brokers have applied a version of the metadata."""
-    deadline_s = cluster.clock() + _SPREAD_S
+    deadline_s = cluster.clock() + min(_SPREAD_S, cluster.settings.request_timeout_s)
     try:
         yield from cluster.refresh([])
     except QuiverlogError:

@@ -256,6 +256,7 @@ class Logins:
 
     def _by_certificate(self, connection_id: int, now: Now) -> AuthenticateResponse:
         cluster_id = self._cluster_id()
+        assert cluster_id, "the broker has started"
         user = certified_user(self._certificates.get(connection_id, ()), cluster_id)
         if not user:
             raise ProofRefused("its certificate names no user, or it has shown none")
@@ -368,6 +369,7 @@ class Logins:
 
     # --- what ends a login ---------------------------------------------------------------------
     def next_us(self) -> int | None:
+        assert len(self._refused) <= _REFUSED_MAX
         if not (self._expiries or self._refused or self._closing):
             return None  # Asked after every call.
         due = [self._expiries[0][0]] if self._expiries else []

@@ -1,0 +1,167 @@
+"""A program that makes users and tokens, changes them and takes them away, while brokers fail.
+
+Owns what it was promised: what was confirmed, with no later request of unknown outcome, is in the
+controller's metadata at the end, and nothing else about its users is. Nodes of one metadata version
+have the same ones (`invariants`, part 5).
+
+Not here: logins, which are a matter of one node (tests/unit/node/security).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from quiverlog.errors import (
+    FeatureNotFinalised,
+    QuiverlogError,
+    UnknownToken,
+    UnknownUser,
+    UserExists,
+)
+from quiverlog.limits import SCRAM_ITERATIONS_MIN
+from quiverlog.wire.security.scram import SCRAM_SHA_256
+from quiverlog.wire.security.user_messages import (
+    AlterUsersRequest,
+    CreateTokenRequest,
+    EndTokensRequest,
+    ScramCredential,
+    UserChange,
+)
+from tests.sim.checker import Violation
+
+from .programs import Program
+from .promises import ClusterChecker
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+__all__ = ["UserKeeper"]
+
+_NAMES: Final = ("alice", "bob", "carol", "dave")
+_REFUSED: Final = (FeatureNotFinalised, UnknownToken, UnknownUser, UserExists)
+"""The level is not finalised yet; or as it was asked for by chance."""
+_CHANGES: Final = (
+    *(UserChange.CREATE, UserChange.CREATE, UserChange.PASSWORD, UserChange.PASSWORD_BESIDE),
+    *(UserChange.DROP_OLD, UserChange.ADMIN, UserChange.NO_ADMIN, UserChange.DELETE),
+)
+
+
+class _Known:
+    """A user that was confirmed: its keys, the newest first, and its tokens."""
+
+    def __init__(self, key: bytes) -> None:
+        self.keys = [key]
+        self.is_admin = False
+        self.tokens: set[str] | None = set()
+        """None: not known, after a request of unknown outcome."""
+
+
+class UserKeeper(Program):
+    def __init__(self, cluster: Cluster, checker: ClusterChecker, number: int) -> None:
+        self.stopped = False
+        self.is_idle = False
+        self._prefix = f"keeper-{number}-"
+        self.known: dict[str, _Known | None] = {}
+        """By name; None: there is none. A name that is missing is not known."""
+        self._made = 0
+        super().__init__(cluster, checker, f"user-keeper-{number}")
+
+    async def main(self) -> None:
+        while not self.stopped:
+            await self.nap(self.rng.uniform(0.1, 1.5))
+            if self.stopped:
+                break
+            name = self._prefix + self.rng.choice(_NAMES)
+            try:
+                await (self._token(name) if self.rng.random() < 0.3 else self._alter(name))
+            except QuiverlogError as error:
+                self.checker.error(error.code)
+                if not (error.retriable or isinstance(error, _REFUSED)):
+                    raise Violation(f"{self.name}: {error!r}") from error
+        self.is_idle = True
+
+    def _credential(self) -> ScramCredential:
+        # No password: deriving keys would only take time.
+        self._made += 1
+        key = self._made.to_bytes(32, "big")
+        return ScramCredential(SCRAM_SHA_256, bytes(16), SCRAM_ITERATIONS_MIN, key, key)
+
+    async def _ask(self, request: Any) -> Any:
+        client = self.client()
+
+        def attempt() -> Any:
+            reply = yield from client.cluster.call_controller(request)
+            return reply.response
+
+        return await client.run(client.cluster.retrying(attempt))
+
+    async def _alter(self, name: str) -> None:
+        change = self.rng.choice(_CHANGES)
+        sends_key = change in (
+            UserChange.CREATE, UserChange.PASSWORD, UserChange.PASSWORD_BESIDE
+        )  # fmt: skip
+        credentials = [self._credential()] if sends_key else []
+        before = self.known.pop(name, None)
+        try:
+            await self._ask(AlterUsersRequest(name=name, change=change, credentials=credentials))
+        except _REFUSED:
+            return  # An earlier try of the same request may have done it: not known.
+        self.world.events["user changed"] += 1
+        if change is UserChange.DELETE:
+            self.known[name] = None
+        elif change is UserChange.CREATE:
+            self.known[name] = _Known(credentials[0].stored_key)
+        elif before is not None:
+            if change is UserChange.PASSWORD:
+                before.keys = [credentials[0].stored_key]
+            elif change is UserChange.PASSWORD_BESIDE:
+                before.keys = [credentials[0].stored_key, before.keys[0]]
+            elif change is UserChange.DROP_OLD:
+                before.keys = before.keys[:1]
+            else:
+                before.is_admin = change is UserChange.ADMIN
+            self.known[name] = before
+
+    async def _token(self, name: str) -> None:
+        user = self.known.get(name)
+        tokens = None if user is None else user.tokens
+        if user is not None:
+            user.tokens = None
+        if self.rng.random() < 0.7:
+            # As long as may be: none expires in a run.
+            request = CreateTokenRequest(
+                owner=name, lifetime_ms=86_400_000, credential=self._credential()
+            )
+            made = await self._ask(request)
+            self.world.events["token made"] += 1
+            if user is not None and tokens is not None:
+                user.tokens = {*tokens, made.token_id}
+            return
+        await self._ask(EndTokensRequest(owner=name))
+        self.world.events["tokens ended"] += 1
+        if user is not None:
+            user.tokens = set()
+
+    # --- the end -------------------------------------------------------------------------------
+    def check(self) -> None:
+        """Raise Violation unless the controller has what was confirmed."""
+        leader = self._cluster.controller()
+        assert leader is not None
+        assert leader.node is not None
+        image = leader.node.broker.metadata.image
+        for owner in {one.owner for one in image.tokens.values()}:
+            if owner not in image.users:
+                raise Violation(f"a token outlives its user {owner}")
+        for name, known in self.known.items():
+            found = image.users.get(name)
+            if known is None or found is None:
+                if known is not found:
+                    raise Violation(f"user {name} was {known and known.keys}, and is {found}")
+                continue
+            keys = [one[3] for one in found.credentials]
+            if (keys, found.is_admin) != (known.keys, known.is_admin):
+                raise Violation(f"user {name}: {len(keys)} keys are not the confirmed ones")
+            tokens = {i for i, one in image.tokens.items() if one.owner == name}
+            # One whose answer was lost may be there besides.
+            if known.tokens is not None and not known.tokens <= tokens:
+                raise Violation(f"user {name}: tokens {known.tokens - tokens} are lost")
