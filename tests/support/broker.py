@@ -89,7 +89,7 @@ class BrokerProcess:
         self._start_timeout = start_timeout
         self._process: subprocess.Popen[bytes] | None = None
         self.bootstrap = ""
-        self.http = ""
+        self.http = self._http_listen
         self.ready_line = ""
         self.start_seconds = 0.0
         atexit.register(self._end)
