@@ -43,6 +43,7 @@ def get(broker: BrokerProcess, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+@pytest.mark.usefixtures("as_typed")
 def test_with_no_configuration_at_all_but_ports(tmp_path: Path) -> None:
     """`quiverlog broker` in an empty directory; the fixed ports are moved out of others' way."""
     with BrokerProcess() as broker:
@@ -285,6 +286,7 @@ def test_fault_of_a_whole_disk_is_one_line(tmp_path: Path) -> None:
     assert str(tmp_path / "file") in refused(BrokerProcess(tmp_path / "file"))
 
 
+@pytest.mark.usefixtures("as_typed")
 def test_environment_variables_reach_the_broker() -> None:
     with (
         BrokerProcess(env={"QUIVERLOG_NODE_ID": "12"}) as broker,
