@@ -5,8 +5,8 @@ A forked broker is a process like any other: its own pid, session, streams, limi
 does not show is how `quiverlog broker` starts: tests of that set `BrokerProcess.forks` to False.
 
 `Template` is the side of the tests. Run as a program, this module is the process that forks: it
-reads a `Start` a line, and writes `started PID` and `ended PID CODE`. It has one thread, which no
-fork needs to fear.
+reads a `Start` a line, and writes `started PID` and `ended PID CODE`. It has one thread: a fork
+loses all others.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Template:
             return Forked(self, pid)
 
     def listen(self, timeout_s: float) -> None:
-        """Read what the process reports, at least for so long."""
+        """Read what the process reports, and wait at most this long for it."""
         with self._lock:
             self._listen(timeout_s)
 
@@ -138,6 +138,7 @@ class Template:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 cwd=Path(__file__).resolve().parents[2],
+                env={**os.environ, "JE_ARROW_MALLOC_CONF": "background_thread:false"},
                 start_new_session=True,
             )
             atexit.register(self._end)
@@ -209,6 +210,7 @@ def _main() -> NoReturn:
     with _as_a_broker_imports():
         import quiverlog.cli.app
         import quiverlog.server.process.run  # noqa: F401
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the other threads"
     gc.collect()
     gc.freeze()
     _become(_next_start())
