@@ -21,6 +21,7 @@ import hypothesis
 import pytest
 import uvloop
 
+from tests.support.broker import BrokerProcess
 from tests.support.once import RESULTS_VARIABLE
 from tests.support.places import directory_on_disk
 
@@ -57,6 +58,7 @@ os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before the processes of a run begin, which have the place of shared results from here."""
+    BrokerProcess.forks = True
     if not hasattr(config, "workerinput"):
         results = tempfile.mkdtemp(prefix="quiverlog-results-")
         os.environ[RESULTS_VARIABLE] = results
@@ -125,6 +127,12 @@ def garbage() -> Iterator[None]:
     """Collect it where it was made: a socket that is found in it then fails its own module."""
     yield
     gc.collect()
+
+
+@pytest.fixture
+def as_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers start as `quiverlog broker` does, which takes five times as long."""
+    monkeypatch.setattr(BrokerProcess, "forks", False)
 
 
 @pytest.fixture

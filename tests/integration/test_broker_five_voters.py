@@ -22,7 +22,7 @@ from quiverlog.errors import QuiverlogError
 from tests.support.broker import BrokerProcess
 from tests.support.until import until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])
 CLUSTER = "grows-to-five"

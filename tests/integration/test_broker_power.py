@@ -107,14 +107,15 @@ def more_rows(producing: Producing) -> None:
     assert producing.error is None, producing.error
 
 
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_no_row_on_two_disks_is_lost_when_all_machines_lose_their_power(
-    stack: ExitStack, tmp_path: Path
+    stack: ExitStack, tmp_path: Path, times: int
 ) -> None:
     """`replicated_flushed`: again and again, under load; the longest log leads each time."""
     three = Powered(stack, tmp_path, seed=1)
     three.create("replicated_flushed", 2)
     producing = Producing(three.bootstrap, "t")
-    for _ in range(3):
+    for _ in range(times):
         more_rows(producing)
         three.lose_power((1, 2, 3))
         three.start((1, 2, 3))
@@ -125,14 +126,15 @@ def test_no_row_on_two_disks_is_lost_when_all_machines_lose_their_power(
     three.end()
 
 
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_no_replicated_row_is_lost_with_the_power_of_one_machine(
-    stack: ExitStack, tmp_path: Path
+    stack: ExitStack, tmp_path: Path, times: int
 ) -> None:
     """`replicated`: the leader's, under load, which had flushed next to nothing."""
     three = Powered(stack, tmp_path, seed=2)
     three.create("replicated", 2)
     producing = Producing(three.bootstrap, "t")
-    for _ in range(2):
+    for _ in range(times):
         more_rows(producing)
         led = three.leader()
         before = three.cut_bytes

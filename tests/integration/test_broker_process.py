@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -42,6 +43,7 @@ def get(broker: BrokerProcess, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+@pytest.mark.usefixtures("as_typed")
 def test_with_no_configuration_at_all_but_ports(tmp_path: Path) -> None:
     """`quiverlog broker` in an empty directory; the fixed ports are moved out of others' way."""
     with BrokerProcess() as broker:
@@ -228,14 +230,31 @@ def not_ready(broker: BrokerProcess) -> str:
     return str(json.loads(text)["reason"]) if status == 503 else ""
 
 
-def test_not_ready_while_recovering_and_while_stopping() -> None:
-    with BrokerProcess() as broker:
-        with RawClient(broker.address) as client:
-            client.create_topic("many", partitions=2_000)
-        broker.kill()
+HELD_RECOVERY = """
+import os, runpy
+from quiverlog.node.node import Node
+
+def held(node, clocks, *, start=Node.start):
+    open(os.environ["GATE"]).close()
+    return start(node, clocks)
+
+Node.start = held
+runpy.run_module("quiverlog", run_name="__main__", alter_sys=True)
+"""
+"""A recovery lasts until the gate (a pipe with a name) is opened: else it may end before HTTP is
+imported."""
+
+
+def test_not_ready_while_recovering_and_while_stopping(tmp_path: Path) -> None:
+    os.mkfifo(gate := tmp_path / "gate")
+    command = (sys.executable, "-c", HELD_RECOVERY, "broker")
+    broker = BrokerProcess(command=command, env={"GATE": str(gate)})
+    with contextlib.ExitStack() as stack:
+        stack.callback(broker.kill)
         broker.launch()
         until(lambda: not_ready(broker) == "recovering")
         assert get(broker, "/healthz")[0] == 200
+        gate.write_text("open")
         broker.wait_ready()
         assert get(broker, "/readyz")[0] == 200
         with RawClient(broker.address, receive_bytes=4096) as client:
@@ -267,6 +286,7 @@ def test_fault_of_a_whole_disk_is_one_line(tmp_path: Path) -> None:
     assert str(tmp_path / "file") in refused(BrokerProcess(tmp_path / "file"))
 
 
+@pytest.mark.usefixtures("as_typed")
 def test_environment_variables_reach_the_broker() -> None:
     with (
         BrokerProcess(env={"QUIVERLOG_NODE_ID": "12"}) as broker,

@@ -24,7 +24,7 @@ from tests.support.until import slack, until
 pytestmark = pytest.mark.process
 
 CLUSTER = "three-brokers"
-KILLS = 5
+KILLS = 3
 DECIDES_WITHIN_S = 2.0
 DATA = Path(__file__).resolve().parents[1] / "data"
 

@@ -18,7 +18,7 @@ from tests.support.broker import COMMAND, READY, BrokerProcess, ordinary_environ
 from tests.support.rawclient import RawClient, make_batch
 from tests.support.until import until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("as_typed")]
 
 
 def configure(broker: BrokerProcess, **keys: object) -> None:

@@ -40,7 +40,7 @@ def cluster() -> Iterator[GrowingCluster]:
         yield cluster
 
 
-@pytest.fixture(params=["killed", "stopped"])
+@pytest.fixture(params=["killed", pytest.param("stopped", marks=pytest.mark.long)])
 def left(request: pytest.FixtureRequest, cluster: GrowingCluster) -> Iterator[GrowingCluster]:
     """Broker 1 is left, and has not reached a controller for a session."""
     lost = [cluster.by_id[2], cluster.by_id[3]]

@@ -16,6 +16,18 @@ from tests.support.transaction_world import Violation
 
 SEEDS = 100
 SEEDS_PER_BUG = 400
+FIRST_SEEDS = {
+    "COUNT_STAGED is answered without a lease": 22,
+    "a commit is no sign of life": 47,
+    "a late abort of a forgotten id is answered like any other": 52,
+    "a new leader serves before its rows are on disks": 33,
+    "a new life has no sign of life": 151,
+    "an unknown id is called dead without a record": 39,
+    "dead is answered before CLOSED is safe": 57,
+    "rows are called lost without a look whether they are published": 64,
+    "the publisher forgets pieces that were acknowledged": 40,
+}
+"""Where a hunt begins: of bugs that few seeds notice, one that did. Any change shifts them."""
 COORDINATOR = "core.transactions.coordinator"
 STAGED = "core.transactions.staged:Staged"
 PUBLISHES = "core.partition.publishes:Publishes"
@@ -207,7 +219,7 @@ def hunt_in_model(name: str) -> Caught:
     """The first seed that notices a bug; sound code passes those of the test below."""
     changed = BUGS[name]
     with planted(changed if isinstance(changed, tuple) else (changed,)):
-        for seed in range(SEEDS_PER_BUG):
+        for seed in (FIRST_SEEDS.get(name, 0), *range(SEEDS_PER_BUG)):
             try:
                 run_world(seed)
             except (Violation, AssertionError, QuiverlogError, LookupError) as error:
@@ -215,7 +227,10 @@ def hunt_in_model(name: str) -> Caught:
     return Caught(name, None, "")
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, 25))
+@pytest.mark.parametrize(
+    "first",
+    [0, 25, *(pytest.param(first, marks=pytest.mark.long) for first in range(50, SEEDS, 25))],
+)
 def test_every_transaction_is_published_once_or_never(first: int) -> None:
     for seed in range(first, first + 25):
         run_world(seed)

@@ -92,7 +92,9 @@ class Reading(Copying):
         return leader is not None and len(self.rows_read) >= leader.state.high_watermark > 0
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 6))]
+)
 def test_a_reader_of_a_copy_gets_every_row_once(seed: int) -> None:
     reading = Reading(seed)
     with clients_world(reading.world):

@@ -24,9 +24,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import ClassVar
 
 from quiverlog.addresses import parse_address
 from tests.support.ports import free_address
+from tests.support.prefork import Forked, Template, may_fork
 
 __all__ = ["BrokerFailed", "BrokerProcess"]
 
@@ -38,6 +40,7 @@ READY = re.compile(
     r" data (?P<data>.+), durability (?P<durability>\w+)"
 )
 _POLL_S = 0.005
+_TEMPLATE = Template()
 
 
 def ordinary_environment() -> dict[str, str]:
@@ -66,6 +69,10 @@ class BrokerProcess:
         start_timeout: seconds for a start, recovery included.
     """
 
+    forks: ClassVar[bool] = False
+    """Brokers that are started by `COMMAND` are forked: true in a run of the suite
+    (tests/conftest.py), and not in benchmarks."""
+
     def __init__(
         self,
         data_dir: str | Path | None = None,
@@ -87,9 +94,9 @@ class BrokerProcess:
         self._arguments = tuple(arguments)
         self._command = tuple(command)
         self._start_timeout = start_timeout
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
         self.bootstrap = ""
-        self.http = ""
+        self.http = self._http_listen
         self.ready_line = ""
         self.start_seconds = 0.0
         atexit.register(self._end)
@@ -127,21 +134,25 @@ class BrokerProcess:
         """Start the process without waiting for it to be ready."""
         assert self._process is None, "the broker is running"
         config_file = self.write_config(self.config)
-        environ = ordinary_environment()
+        environ = ordinary_environment() | self.env
+        arguments = [
+            *("--config", str(config_file)),
+            *("--data-dir", str(self.data_dir)),
+            *("--listen", self._listen),
+            *("--http-listen", self._http_listen),
+            *self._arguments,
+        ]
         with open(self._stdout, "wb") as stdout, open(self._stderr, "ab") as stderr:
+            if self.forks and self._command == COMMAND and may_fork(self.env):
+                streams = stdout.name, stderr.name
+                self._process = _TEMPLATE.start(arguments, environ, *streams)
+                return
             self._process = subprocess.Popen(
-                [
-                    *self._command,
-                    *("--config", str(config_file)),
-                    *("--data-dir", str(self.data_dir)),
-                    *("--listen", self._listen),
-                    *("--http-listen", self._http_listen),
-                    *self._arguments,
-                ],
+                [*self._command, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                env=environ | self.env,
+                env=environ,
                 start_new_session=True,  # Ctrl-C in the test run is not meant for the broker
             )
 

@@ -53,6 +53,7 @@ def test_mypy_finds_what_is_wrong_and_nothing_else(tmp_path: Path) -> None:
     assert {int(line): code for line, code in reported} == wrong_lines(), run.stdout + run.stderr
 
 
+@pytest.mark.long
 def test_pyright_finds_them_too(tmp_path: Path) -> None:
     """By basedpyright: it brings pyright along, where the package `pyright` fetches it when run."""
     pytest.importorskip("basedpyright")

@@ -44,8 +44,15 @@ def check(copies: DamagedCopies) -> None:
         assert one.metrics.internal_errors == 0
 
 
-@pytest.mark.parametrize("scans", [True, False])
-@pytest.mark.parametrize("node_id", [1, 2])
+@pytest.mark.parametrize(
+    ("node_id", "scans"),
+    [
+        (1, True),
+        (2, False),
+        pytest.param(1, False, marks=pytest.mark.long),
+        pytest.param(2, True, marks=pytest.mark.long),
+    ],
+)
 def test_damage_that_a_start_or_a_read_finds_is_mended(
     copies: DamagedCopies, node_id: int, scans: bool
 ) -> None:
@@ -144,7 +151,7 @@ def test_where_all_are_damaged_the_rows_are_named_and_given_up(copies: DamagedCo
     check(copies)
 
 
-@pytest.mark.parametrize("node_id", [1, 2])
+@pytest.mark.parametrize("node_id", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_file_that_the_disk_does_not_give_is_an_error_of_its_partition(
     copies: DamagedCopies, node_id: int
 ) -> None:

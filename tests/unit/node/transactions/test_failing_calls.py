@@ -244,7 +244,9 @@ def one_run(root: Path, nth: int, number: int) -> Course:
     return course
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part", [0, 1, *(pytest.param(part, marks=pytest.mark.long) for part in range(2, PARTS))]
+)
 def test_a_call_that_fails_once(tmp_path: Path, part: int) -> None:
     # Up to the one that fails, the calls are those of a course in which none does.
     sound = one_run(tmp_path / "sound", -1, 0)

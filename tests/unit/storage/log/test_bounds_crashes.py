@@ -264,9 +264,20 @@ def go_on(world: World, *, power: bool, rng: random.Random) -> None:
     world.check(power=power)
 
 
-@pytest.mark.parametrize("power", [True, False], ids=["power", "kill"])
-@pytest.mark.parametrize("aged", [True, False], ids=["aged", "young"])
-@pytest.mark.parametrize("course", COURSES, ids=lambda course: course.__name__)
+@pytest.mark.parametrize(
+    ("course", "aged", "power"),
+    [
+        # Half of them here: each course by both ends, and of both ages.
+        pytest.param(
+            course, aged, power,
+            id=f"{course.__name__}-{'aged' if aged else 'young'}-{'power' if power else 'kill'}",
+            marks=[pytest.mark.long] * ((aged == power) != (i % 2 == 0)),
+        )
+        for i, course in enumerate(COURSES)
+        for aged in (True, False)
+        for power in (True, False)
+    ],
+)  # fmt: skip
 def test_the_end_between_any_two_calls(course: Course, aged: bool, power: bool) -> None:
     def after(world: World, number: int) -> None:
         world.open()
