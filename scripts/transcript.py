@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,13 @@ import pyarrow as pa
 
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.internal_topics import STAGED
+from quiverlog.core.controller.records import Credential, UserRecord
+from quiverlog.node.runtime.events import ConnectionOpened
 from quiverlog.wire import frames
 from quiverlog.wire import messages as m
+from quiverlog.wire.authentication_messages import AuthenticateRequest
+from quiverlog.wire.security.scram import SCRAM_SHA_256, ScramClient, derive_keys
+from quiverlog.wire.security.user_messages import ScramCredential, WhoAmIRequest
 from quiverlog.wire.transaction_messages import (
     CommittedAttempt,
     CommittedPart,
@@ -25,6 +31,7 @@ from quiverlog.wire.transaction_messages import (
     OpenTransactionRequest,
 )
 from scripts.vectors import int64_batch
+from tests.support.logins import REQUIRED, credential
 from tests.support.node import START_WALL_US, NodeDriver, batch_of
 from tests.support.staged import ATTEMPT, staged_batch, staged_row
 
@@ -38,6 +45,7 @@ not edit. Each frame is `u32 size | u32 header_size`, the header (one msgpack ar
 below its bytes) and the body. What the fields mean is in [The protocol](protocol.md).
 """
 BYTES_PER_LINE = 32
+PASSWORD = b"pencil"
 
 
 class Conversation:
@@ -47,6 +55,11 @@ class Conversation:
         self._node = node
         self._ids = itertools.count(1)
         self.text = HEAD
+
+    def at(self, node: NodeDriver) -> Conversation:
+        """Go on with another broker, over a new connection."""
+        self._node = node
+        return self
 
     def ask(self, title: str, words: str, request: m.Request, body: bytes = b"") -> Any:
         """Send a request and show it with its answer."""
@@ -99,6 +112,12 @@ def render() -> str:
         talk = Conversation(node)
         _talk(talk)
         node.stop()
+    with tempfile.TemporaryDirectory() as root:
+        user = UserRecord("alice", 0, (_stored(credential(PASSWORD)),))
+        node = NodeDriver(Path(root), authentication=REQUIRED, first_user=user)
+        node.send(ConnectionOpened(3, "10.0.0.1:40000"))
+        _talk_of_a_login(talk.at(node))
+        node.stop()
         return talk.text
 
 
@@ -150,6 +169,36 @@ def _talk(talk: Conversation) -> None:
         bytes(broken),
     )
     _talk_of_a_transaction(talk, topic_id, given)
+
+
+def _stored(one: ScramCredential) -> Credential:
+    return (one.mechanism, one.salt, one.iterations, one.stored_key, one.server_key)
+
+
+def _talk_of_a_login(talk: Conversation) -> None:
+    client = ScramClient(
+        SCRAM_SHA_256, "alice", partial(derive_keys, SCRAM_SHA_256, PASSWORD), "n" * 24
+    )
+    talk.ask(
+        "HELLO to a broker that asks for logins",
+        f"A new connection, to another broker, which has the user `alice` with the password"
+        f" `{PASSWORD.decode()}`. The last two fields: a login is needed, and by which mechanisms.",
+        m.HelloRequest(client_id="transcript", software="by-hand", software_version="1"),
+    )
+    first = talk.ask(
+        "AUTHENTICATE",
+        f"The client-first-message, `{client.first.decode()}`; the answer has the whole nonce, the"
+        " salt and the iterations.",
+        AuthenticateRequest(mechanism=SCRAM_SHA_256, data=client.first),
+    )
+    last = talk.ask(
+        "AUTHENTICATE, the proof",
+        f"To `{first.data.decode()}`. The answer has the broker's own proof, which the client"
+        " checks before it sends anything else.",
+        AuthenticateRequest(mechanism=SCRAM_SHA_256, data=client.final(first.data)),
+    )
+    client.check(last.data)
+    talk.ask("WHO_AM_I", "What the connection has proved.", WhoAmIRequest())
 
 
 def _talk_of_a_transaction(talk: Conversation, topic_id: bytes, given: Any) -> None:
