@@ -33,6 +33,8 @@ from quiverlog.limits import UNPROVED_FRAME_BYTES_MAX
 from quiverlog.wire import messages as m
 from quiverlog.wire.authentication_messages import token_text
 from quiverlog.wire.security.scram import HASHES, SCRAM_SHA_256, parse_credential_line
+from tests.stranger import login
+from tests.stranger.client import Refused, Stranger
 from tests.support.broker import BrokerProcess, ordinary_environment
 from tests.support.rawclient import RawClient
 from tests.support.secured import ROOT, ROOT_PASSWORD, secured_broker
@@ -278,6 +280,32 @@ def test_lives_and_mechanisms_may_be_chosen(world: World) -> None:
     named = as_("root", ROOT_PASSWORD, mechanism=SCRAM_SHA_256)
     with world.connect(named) as client:
         assert client.who_am_i().mechanism == SCRAM_SHA_256
+
+
+def test_a_stranger_logs_in_from_the_docs_alone(world: World) -> None:
+    with world.connect() as owner:
+        token = owner.create_token(60.0).text
+
+    def connected() -> Stranger:
+        stranger = Stranger(*world.broker.address)
+        stranger.hello()
+        return stranger
+
+    for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+        stranger = connected()
+        assert login.log_in(stranger, mechanism, "root", ROOT_PASSWORD) == ("user:root", -1)
+        assert login.who_am_i(stranger) == "user:root"
+        stranger.close()
+    stranger = connected()
+    principal, left_ms = login.log_in_by_token(stranger, token)
+    assert (principal, 0 < left_ms <= 60_000) == ("user:root", True)
+    stranger.close()
+    stranger = connected()
+    with pytest.raises(Refused) as found:
+        login.log_in(stranger, "SCRAM-SHA-256", "root", "wrong")
+    assert found.value.code == AuthenticationFailed.code
+    stranger.close()
+    assert "quiverlog" not in Path(login.__file__).read_text()
 
 
 # --- clusters of their own -------------------------------------------------------------------
