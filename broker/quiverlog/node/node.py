@@ -240,8 +240,10 @@ class Node:
                 broker.jobs.done(event, now)
             case ConnectionOpened():
                 broker.clients.opened(event.connection_id, event.peer, event.listener)
-                broker.proofs.opened(event.connection_id, event.listener, event.names)
+                is_brokers = broker.proofs.opened(event.connection_id, event.listener, event.names)
                 broker.logins.opened(event.connection_id, event.listener, event.names)
+                if is_brokers:
+                    broker.logins.proved(event.connection_id)
             case ConnectionClosed():
                 broker.drop_connection(event.connection_id, now)
             case RequestsEnded():

@@ -114,16 +114,18 @@ class PeerProofs:
             )
 
     # --- connections ---------------------------------------------------------------------------
-    def opened(self, connection_id: int, listener: str, names: Sequence[str] = ()) -> None:
+    def opened(self, connection_id: int, listener: str, names: Sequence[str] = ()) -> bool:
+        """Return whether its certificate alone makes it a broker's."""
         assert connection_id not in self._certified, "the server never uses an id twice"
         if listener != self._listener:
-            return
+            return False
         node_id = broker_in(names, self._cluster_id) if self._asks_for_certificates else None
         if node_id is not None:
             self._certified[connection_id] = node_id
         is_bare = self._asks_for_certificates and node_id is None
         if (self.is_required or is_bare) and listener != LISTENER_DEFAULT:
             self.unproved.add(connection_id)
+        return node_id is not None and not self.is_required
 
     def drop(self, connection_id: int, now: Now) -> None:
         left = self._challenged.pop(connection_id, None)

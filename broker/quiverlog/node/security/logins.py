@@ -171,7 +171,8 @@ class Logins:
     def proved(self, connection_id: int) -> None:
         """Another broker has proved, by other means, that it is one."""
         assert connection_id not in self._logged_in, "a user is no broker"
-        self.open.pop(connection_id, None)
+        if self.open.pop(connection_id, None) is not None:
+            self._outbox.emit(ConnectionProved(connection_id))
 
     def admits(self, connection_id: int) -> bool:
         """Return whether to serve a request of a connection that is `open`; else leave it

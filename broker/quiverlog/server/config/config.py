@@ -21,7 +21,7 @@ from quiverlog.broker_keys import CONFIG_KEYS, ENV_PREFIX, env_of, flag_of
 from quiverlog.core.controller.broker_configs import why_unknown
 from quiverlog.core.controller.configs import CONFIG_DEFS, TOPIC_DEFAULTS_PREFIX, topic_config
 from quiverlog.errors import InvalidConfig
-from quiverlog.node.runtime.config import LISTENER_DEFAULT, Authentication, Given
+from quiverlog.node.runtime.config import LISTENER_DEFAULT, Asked, Authentication, Given
 from quiverlog.roles import ROLE_CONTROLLER
 from quiverlog.server.config.listeners import (
     LISTENERS_PREFIX,
@@ -356,6 +356,14 @@ def _refuse_contradictions(
     if values["cluster_secret_required"] == "true" and not values["cluster_secret_file"]:
         raise InvalidConfig(
             f"{source('cluster.secret.required')}: the secret is missing: `cluster.secret.file`."
+        )
+    asks = values["authentication"].get(between)
+    is_peers = values["cluster_secret_file"] or between in values["listeners_tls"]
+    lets_join = values["cluster_id"] or values["controller_quorum_bootstrap_servers"]
+    if asks is not None and asks.asked is Asked.REQUIRED and lets_join and not is_peers:
+        raise InvalidConfig(
+            f"{source('inter.broker.listener')}: brokers meet at listener {between!r}, which asks"
+            " for logins: give them `cluster.secret.file`, by which they prove what they are."
         )
     least = limits.STAGED_PARTITIONS_MIN
     if 0 < values["staged_partitions"] < least:

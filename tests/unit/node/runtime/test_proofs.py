@@ -204,7 +204,7 @@ def test_a_proof_is_given_once(node: NodeDriver) -> None:
 
 def test_another_mechanism_is_refused(node: NodeDriver) -> None:
     response, _ = node.call(AuthenticateRequest(mechanism="PLAIN", data=NEW))
-    assert response.error_code == InvalidRequest.code
+    assert response.error_code == WrongListener.code
     assert not node.closed
 
 

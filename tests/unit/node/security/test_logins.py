@@ -24,10 +24,12 @@ from quiverlog.node.security.logins import certified_user
 from quiverlog.wire import messages as m
 from quiverlog.wire.authentication_messages import (
     CERTIFICATE,
+    CLUSTER_SHA_256,
     DEFAULT_MECHANISMS,
     TOKEN,
     AuthenticateRequest,
 )
+from quiverlog.wire.peer_proof import NONCE_BYTES, ClusterSecrets, Connector, Parties
 from quiverlog.wire.registry import APIS
 from quiverlog.wire.security.scram import SCRAM_SHA_256, SCRAM_SHA_512, make_credential
 from quiverlog.wire.security.user_messages import (
@@ -454,3 +456,26 @@ def test_a_password_counts_beside_a_certificate_of_the_same_user_alone(tmp_path:
     assert step(node, CERTIFICATE, b"", OTHER).is_done
     assert log_in(node, "alice", b"secret", OTHER).is_done
     assert log_in(node, "admin", b"root", OTHER).error_code == InvalidRequest.code
+
+
+# --- brokers at a listener of clients ------------------------------------------------------------
+def test_a_brokers_certificate_is_its_login_where_no_secret_is_asked_for(tmp_path: Path) -> None:
+    node = world(tmp_path, cluster_id="c", brokers_have_certificates=True)
+    seen: list[object] = []
+    perform = node._perform
+    node._perform = lambda effects: (seen.extend(effects), perform(effects))[1]  # type: ignore[method-assign]
+    hello = connect(node, OTHER, names=("URI:quiverlog://c/broker/2",))
+    assert not hello.needs_authentication
+    assert ConnectionProved(OTHER) in seen, "the server waits for no login"
+    assert connect(node, 13, names=("URI:quiverlog://other/broker/2",)).needs_authentication
+
+
+def test_a_proof_by_the_secret_is_a_brokers_login(tmp_path: Path) -> None:
+    secrets = ClusterSecrets((b"s" * 32,))
+    node = world(tmp_path, cluster_id="c", cluster_secrets=secrets)
+    connect(node, OTHER)
+    one = Connector(secrets, Parties("c", 2, 0), bytes(NONCE_BYTES))
+    first = step(node, CLUSTER_SHA_256, one.opening, OTHER)
+    assert step(node, CLUSTER_SHA_256, one.answer(first.data), OTHER).principal == "broker:2"
+    assert who(node, OTHER) == "broker:2"
+    assert step(node, CLUSTER_SHA_256, one.opening, ALICE).error_code == InvalidRequest.code

@@ -308,3 +308,11 @@ def test_logins_by_the_environment() -> None:
     assert config.super_users == ("alice", "bob")
     with pytest.raises(InvalidConfig, match="names of users"):
         load_config(environ={"QUIVERLOG_SUPER_USERS": "a b"})
+
+
+def test_brokers_that_meet_where_logins_are_asked_for_have_a_secret() -> None:
+    flags = asking(authentication="required", **NO_TLS)
+    with pytest.raises(InvalidConfig, match="give them `cluster"):
+        load_config(flags={**flags, "cluster.id": "c"})
+    load_config(flags={**flags, "cluster.id": "c", "cluster.secret.file": "s"})
+    load_config(flags=flags)
