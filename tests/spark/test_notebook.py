@@ -9,7 +9,7 @@ import pytest
 from scripts import notebooks
 from tests.support.broker import BrokerProcess
 
-pytestmark = [pytest.mark.spark, pytest.mark.process]
+pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.long]
 
 
 def test_every_cell_gives_what_is_stored(

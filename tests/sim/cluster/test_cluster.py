@@ -193,5 +193,5 @@ def test_a_planted_bug_of_replication_is_caught(bug: Bug) -> None:
 
 
 def test_a_seed_decides_the_whole_run_of_a_cluster() -> None:
-    traces = [simulate(seed, duration_ms=1_000).trace for seed in (3, 3, 0)]
+    traces = [simulate(seed, duration_ms=500).trace for seed in (3, 3, 0)]
     assert traces[0] == traces[1] != traces[2]

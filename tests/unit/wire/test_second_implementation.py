@@ -57,7 +57,7 @@ def decode(header: bytes, cls: type[m.Message]) -> m.Message:
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data(), correlation_id=st.integers(1, 2**31 - 1))
 def test_every_message_in_both_directions(
     cls: type[m.Message], data: st.DataObject, correlation_id: int
