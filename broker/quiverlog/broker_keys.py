@@ -42,9 +42,9 @@ _KEYS: Final = (
         "listen",
         _ADDRESS,
         "127.0.0.1:9292",
-        "Where clients connect. Port 0 takes any free port; the ready line shows it. There is no"
-        " authentication yet: every client that reaches the address may read, write and"
-        " delete everything.",
+        "Where clients connect. Port 0 takes any free port; the ready line shows it. Unless the"
+        " listener asks for [logins](security.md#users), every client that reaches the address may"
+        " read, write and delete everything.",
         because="its socket is open, and the metadata and all clients have the address",
     ),
     Setting(
