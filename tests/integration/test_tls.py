@@ -228,11 +228,13 @@ def test_certificates_and_their_authority_are_replaced_under_load(cluster: Local
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_certificates_are_replaced_again_and_again(cluster: LocalCluster) -> None:
     rotate(cluster, ROTATIONS_LONG, ROTATION_S)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_a_running_cluster_gets_tls_and_loses_none() -> None:
     """Brokers restart one after the other under load, first without requiring TLS."""
     with quiverlog.testing.cluster(3) as cluster:

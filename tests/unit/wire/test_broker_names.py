@@ -23,5 +23,12 @@ def test_what_is_no_node_id(text: str) -> None:
     assert broker_in([f"URI:quiverlog://c/broker/{text}"], "c") is None
 
 
+@pytest.mark.parametrize("other", range(2, 20))
+def test_a_certificate_of_two_brokers_is_that_of_none(other: int) -> None:
+    assert (
+        broker_in(["URI:quiverlog://c/broker/1", f"URI:quiverlog://c/broker/{other}"], "c") is None
+    )
+
+
 def test_one_name_twice_is_one() -> None:
     assert broker_in(["URI:quiverlog://c/broker/1"] * 2, "c") == 1

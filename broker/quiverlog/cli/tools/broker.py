@@ -75,8 +75,9 @@ def _as_a_broker_imports() -> AbstractContextManager[None]:
 @click.option(
     "--check-config",
     is_flag=True,
-    help="Check all values, the secret's file and the place of the data, show what is set and from "
-    "where, and start nothing. Ports and names are not tried: a broker may be running.",
+    help="Check all values, the files of the secret and of TLS, and the place of the data; show "
+    "what is set and from where, and start nothing. Ports and names are not tried: a broker may "
+    "be running.",
 )
 @debug_option
 def _broker(
@@ -123,9 +124,11 @@ def _page(address: str, tls: ServerTls | None, why_not_ready: str) -> str:
 
 def _checked(config: BrokerConfig) -> int:
     from quiverlog.server.config.secret_file import read_secret_file
+    from quiverlog.server.net.tls import read_tls
     from quiverlog.wire.config_messages import ConfigSource
 
     read_secret_file(config.cluster_secret_file)
+    read_tls(config.listeners_tls)
     _check_place(Path(config.data_dir))
     for key, given in sorted(config.given.items()):
         print(f"{key} = {given.value}  ({ConfigSource(given.source).name.lower()})")

@@ -41,6 +41,7 @@ def test_what_a_start_would_refuse_is_refused(
     for words, reason in (
         (["--node-id", "x"], "--node-id is 'x'"),
         (["--cluster-secret-file", str(secret)], "every user of this machine may use it"),
+        (["--set", f"listeners.default.tls.cert.file={secret}"], "TLS of listener 'default'"),
         (["--data-dir", str(secret / "data")], f"{secret} is a file. Name a directory."),
         (["--data-dir", str(secret)], f"{secret} is a file. Name a directory."),
     ):

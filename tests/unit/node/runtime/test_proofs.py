@@ -469,6 +469,13 @@ def test_a_certificate_counts_at_the_listener_of_brokers_alone(tmp_path: Path) -
     assert beat(node, connection=7) == WrongListener.code
 
 
+def test_clients_of_another_listener_need_no_certificate(tmp_path: Path) -> None:
+    for number, (listener, clients) in enumerate((("peers", "default"), ("default", "peers"))):
+        node = by_tls(tmp_path / str(number), listener)
+        connected(node, (), clients)
+        assert not node.call(m.MetadataRequest(), connection=7)[0].error_code
+
+
 def test_where_a_secret_is_required_a_certificate_does_not_replace_it(tmp_path: Path) -> None:
     node = by_tls(tmp_path, cluster_secrets=secrets(NEW))
     connected(node, BROKER_2)

@@ -316,7 +316,9 @@ def _frame_bytes(header: bytes) -> int:
     return len(sample) + LARGE_BYTES
 
 
-def test_the_last_word_arrives_and_then_the_end(files):
+def test_the_last_word_arrives_and_then_the_end(files, monkeypatch):
+    monkeypatch.setattr("quiverlog.server.net.connection.LINGER_S", 3_600.0)
+
     async def course() -> None:
         async with serving(tls=holder(files)) as server:
             broken = await server.connect(**client(files))
