@@ -29,6 +29,7 @@ from .shapes import (
     STRANDED,
 )
 from .transaction_bugs import TRANSACTION_BUGS
+from .user_bugs import USER_BUGS
 
 __all__ = ["BUGS", "UNPROVEN"]
 
@@ -189,6 +190,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     *DAMAGE_BUGS,
     *CLIENT_BUGS,
     *TRANSACTION_BUGS,
+    *USER_BUGS,
 )
 
 UNPROVEN: Final[frozenset[str]] = frozenset()

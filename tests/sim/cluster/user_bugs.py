@@ -1,0 +1,60 @@
+"""Bugs of users and tokens, which are records of the metadata.
+
+Owns this part of the list; `planted` has the whole.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.sim.bug import Bug, make_bug
+
+from .client_plan import ClientPlan
+from .shapes import QUIET
+
+__all__ = ["USER_BUGS"]
+
+_USERS: Final[dict[str, object]] = {
+    **QUIET,
+    "clients": ClientPlan(keepers=4),
+    "producers": 1,
+    "readers": 1,
+}
+
+USER_BUGS: Final[tuple[Bug, ...]] = (
+    make_bug(
+        "the newer password is dropped in place of the old one",
+        "core.security.users:drop_old_passwords",
+        "for one in reversed(user.credentials)",
+        "for one in user.credentials",
+        shape=_USERS,
+    ),
+    make_bug(
+        "a password beside another is forgotten",
+        "core.security.users:change_password",
+        "counting = [one for pair in pairs for one in dict.fromkeys(pair)]",
+        "counting = [pair[0] for pair in pairs]",
+        shape=_USERS,
+    ),
+    make_bug(
+        "a change of a user takes its rights as an administrator away",
+        "core.security.users:change_password",
+        "tuple(counting), user.is_admin",
+        "tuple(counting), False",
+        shape=_USERS,
+    ),
+    make_bug(
+        "a deleted user's tokens count on",
+        "core.controller.image:Image._replay_user",
+        "if any(one.owner == name for one in self.tokens.values()):",
+        "if False:",
+        shape=_USERS,
+    ),
+    make_bug(
+        "tokens of other users are ended, too",
+        "core.security.users:end_tokens",
+        "if one.owner == owner",
+        "if True",
+        shape=_USERS,
+    ),
+)
