@@ -14,6 +14,7 @@ from .client_bugs import CLIENT_BUGS
 from .course_bugs import COURSE_BUGS
 from .damage_bugs import DAMAGE_BUGS
 from .later_bugs import LATER_BUGS
+from .rights_bugs import RIGHTS_BUGS
 from .shapes import (
     ASKED,
     DIVERGING,
@@ -189,6 +190,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     *DAMAGE_BUGS,
     *CLIENT_BUGS,
     *TRANSACTION_BUGS,
+    *RIGHTS_BUGS,
 )
 
 UNPROVEN: Final[frozenset[str]] = frozenset()
