@@ -353,7 +353,16 @@ class Host:
         if self.node is None or not self._listens:
             return False
         self._inbound[connection.number] = _Inbound(connection, self._scratch, self._pool)
+        self.accepted(connection.number, connection.client_name)
         return True
+
+    def accepted(self, connection_id: int, client_name: str) -> None:
+        """A connection of this client is there."""
+
+    def client_name(self, connection_id: int) -> str:
+        """Return the client at the other end; empty: the connection is gone."""
+        inbound = self._inbound.get(connection_id)
+        return "" if inbound is None else inbound.connection.client_name
 
     def on_bytes(self, connection: Connection, data: bytes) -> None:
         """Endpoint protocol: bytes wait in the kernel until the loop reads them."""

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 
 from quiverlog.addresses import Address
 from quiverlog.limits import REPLICA_LAG_MS_MAX
-from quiverlog.node.runtime.config import NodeConfig
+from quiverlog.node.runtime.config import LISTENER_DEFAULT, Asked, Authentication, NodeConfig
 from tests.sim.host import Host, Plant
 from tests.sim.world import World
 
@@ -25,6 +25,7 @@ from .invariants import Invariants
 from .machines import Machines
 from .operator import Operator
 from .proofs import Rotation
+from .rules import SUPER_USER, RightsOracle, principal_of
 from .scenario import ClusterScenario
 from .tempo import Leisure
 
@@ -67,6 +68,7 @@ class Cluster:
         """Changes the voters; None in runs without such changes."""
         self.rotation = Rotation(self) if scenario.proofs else None
         """Replaces the secret; None in runs without one."""
+        self.rights = RightsOracle(self)
         self.world.on_died.append(self._died)
         buggy = range(scenario.nodes) if scenario.buggy_everywhere else (
             self.rng.randrange(scenario.nodes),
@@ -81,6 +83,8 @@ class Cluster:
             host.cluster_id = CLUSTER_ID
             host.plant = plant if plant is not None and host.node_id in buggy else nullcontext
             host.looked = self.invariants.look
+            if scenario.rules:
+                host.principal_of = principal_of
             host.make_config = self._config
             host.may_lose_power = self.may_lose_power
 
@@ -97,6 +101,12 @@ class Cluster:
         if expiry_ms:
             config = dataclasses.replace(
                 config, transactional_id_expiry_ms=int(expiry_ms * tempo.scale)
+            )
+        if self.scenario.rules:
+            config = dataclasses.replace(
+                config,
+                authentication={LISTENER_DEFAULT: Authentication(Asked.WANTED)},
+                super_users=(SUPER_USER,),
             )
         return dataclasses.replace(
             config,

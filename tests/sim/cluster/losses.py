@@ -47,6 +47,7 @@ class Losses:
         self._applied.clear()
         self._cluster.invariants.look(host)
         self._cluster.aimed.looked(host)
+        self._cluster.rights.look(host)
 
     def _watch(self, node: Node) -> None:
         """Look at each record that this broker applies, in its start too."""

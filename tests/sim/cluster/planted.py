@@ -14,6 +14,7 @@ from .client_bugs import CLIENT_BUGS
 from .course_bugs import COURSE_BUGS
 from .damage_bugs import DAMAGE_BUGS
 from .later_bugs import LATER_BUGS
+from .rights_bugs import RIGHTS_BUGS
 from .shapes import (
     ASKED,
     DIVERGING,
@@ -191,6 +192,7 @@ BUGS: Final[tuple[Bug, ...]] = (
     *CLIENT_BUGS,
     *TRANSACTION_BUGS,
     *USER_BUGS,
+    *RIGHTS_BUGS,
 )
 
 UNPROVEN: Final[frozenset[str]] = frozenset()

@@ -79,6 +79,10 @@ class _Run:
         self.workload = Workload(self.cluster, self.checker)
 
     def run(self) -> ClusterResult:
+        with self.cluster.rights.watching() if self.scenario.rules else nullcontext():
+            return self._run()
+
+    def _run(self) -> ClusterResult:
         cluster, world, checker = self.cluster, self.world, self.checker
         world.calm = True
         for host in cluster.hosts:

@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tests.sim.gates import CLOSED, check_names
 from tests.sim.scenario import Scenario
@@ -83,6 +84,8 @@ class ClusterScenario:
     """Do brokers prove that they are peers, and do callers without proof speak as brokers?"""
     rotate_interval_ms: int = 0
     """Steps of one node in the replacement of the secret."""
+    rules: bool = False
+    """Do clients have names, and are there rules, a program that changes them, and spies?"""
     judged: bool = True
     """Whether histories are judged; off only in a test of them."""
     clients: ClientPlan = NO_CLIENTS
@@ -117,8 +120,7 @@ class ClusterScenario:
             opened=opened,
             plan=FaultPlan.draw(seed),
             tempo=Tempo.draw(seed),
-            operators=random.Random(f"operators-{seed}").choice((0, 0, 1, 2)),
-            watched=random.Random(f"watched-{seed}").random() < 0.2,
+            **_drawn_apart(seed, is_shaped=shape is not None),
             clients=ClientPlan.draw(seed),
             proofs=proofs,
             rotate_interval_ms=of_proofs.choice((0, 100, 300)) if proofs else 0,
@@ -188,6 +190,15 @@ class ClusterScenario:
                 "retention_check_ms": 1_000 * self.tempo.scale,
             },
         )
+
+
+def _drawn_apart(seed: int, *, is_shaped: bool) -> dict[str, Any]:
+    """What came later than the rest, which each seed draws as before."""
+    return {
+        "operators": random.Random(f"operators-{seed}").choice((0, 0, 1, 2)),
+        "watched": random.Random(f"watched-{seed}").random() < 0.2,
+        "rules": not is_shaped and random.Random(f"rules-{seed}").random() < 0.15,
+    }
 
 
 def _topic(rng: random.Random, number: int) -> ClusterTopic:

@@ -15,7 +15,7 @@ from .fault_plan import CALM
 from .scenario import ClusterTopic
 from .tempo import SHIPPED
 
-__all__ = ["KILLS_OF_TRANSACTIONS", "TRANSACTION_BUGS"]
+__all__ = ["KILLS_OF_TRANSACTIONS", "QUIET", "TRANSACTION_BUGS"]
 
 
 def _topic(name: str, level: str) -> ClusterTopic:
@@ -31,7 +31,7 @@ def _topic(name: str, level: str) -> ClusterTopic:
     return ClusterTopic(name, 1, 3, tuple(configs.items()))
 
 
-_QUIET: Final[dict[str, object]] = {
+QUIET: Final[dict[str, object]] = {
     "tempo": SHIPPED,
     "nodes": 3,
     "topics": (_topic("topic0", "replicated"), _topic("topic1", "replicated_flushed")),
@@ -61,25 +61,25 @@ _QUIET: Final[dict[str, object]] = {
     "heal_ms": 30_000,
 }
 """Programs die, and nothing else."""
-KILLS_OF_TRANSACTIONS: Final = {**_QUIET, "kill_interval_ms": 1_500, "loss": 0.005}
+KILLS_OF_TRANSACTIONS: Final = {**QUIET, "kill_interval_ms": 1_500, "loss": 0.005}
 _POWER: Final = {
-    **_QUIET,
+    **QUIET,
     "all_power_interval_ms": 1_500,
     "down_ms": 200,
     "topics": (_topic("topic0", "replicated_flushed"), _topic("topic1", "replicated_flushed")),
 }
 
 _MANY: Final = ClientPlan(transactors=4, queries=3, consumers=1)
-_QUERIES: Final = {**_QUIET, "clients": ClientPlan(transactors=1, queries=2, consumers=1)}
+_QUERIES: Final = {**QUIET, "clients": ClientPlan(transactors=1, queries=2, consumers=1)}
 _SNAPSHOTS: Final = {
-    **_QUIET,
+    **QUIET,
     "clients": _MANY,
     "down_ms": 200,
     "aims": AimPlan(snapshots=0.05),
 }
 """Coordinators die in the middle of snapshots, and after them."""
 _STRANDED: Final = {
-    **_QUIET,
+    **QUIET,
     "clients": _MANY,
     "down_ms": 200,
     "aims": AimPlan(stranded_interval_ms=500),
@@ -98,14 +98,14 @@ TRANSACTION_BUGS: Final[tuple[Bug, ...]] = (
         f"{_COORDINATOR}:Coordinator.open",
         "else state.epoch)",
         "else state.epoch - 1)",
-        shape=_QUIET,
+        shape=QUIET,
     ),
     make_bug(
         "a replaced instance may open again",
         f"{_COORDINATOR}:_check_unseen",
         "in state.old_instances",
         "in ()",
-        shape=_QUIET,
+        shape=QUIET,
         seed=2,
     ),
     make_bug(
@@ -113,7 +113,7 @@ TRANSACTION_BUGS: Final[tuple[Bug, ...]] = (
         f"{_COORDINATOR}:_check_epoch",
         "epoch == state.epoch and state.closed is None",
         "True",
-        shape=_QUIET,
+        shape=QUIET,
         seed=2,
     ),
     make_bug(
@@ -128,14 +128,14 @@ TRANSACTION_BUGS: Final[tuple[Bug, ...]] = (
         f"{_STAGED}._transaction_slot",
         "holder, key.epoch, key.sequence",
         "holder, 0, key.sequence",
-        shape=_QUIET,
+        shape=QUIET,
     ),
     make_bug(
         "answered before COMMITTED is safe",
         "node.transactions.coordinators:Coordinators._decided",
         "return future.wait",
         "future.set(0, None, now); return future.wait",
-        shape=_QUIET,
+        shape=QUIET,
     ),
     make_bug(
         "COMMITTED is replicated only, and power fails",
@@ -158,7 +158,7 @@ TRANSACTION_BUGS: Final[tuple[Bug, ...]] = (
         "for name in attempts:",
         "for name in [_ATTEMPT.pack(*_KEY.unpack(key)[1:]) for key in self._attempt_slots"
         " if _KEY.unpack(key)[0] == transaction]:",
-        shape=_QUIET,
+        shape=QUIET,
         seed=1,
     ),
     make_bug(
@@ -166,7 +166,7 @@ TRANSACTION_BUGS: Final[tuple[Bug, ...]] = (
         f"{_STAGED}.publish",
         "log_start >= next_offset",
         "True",
-        shape=_QUIET,
+        shape=QUIET,
     ),
     make_bug(
         "the log start passes what is staged",

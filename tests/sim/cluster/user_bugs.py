@@ -19,6 +19,8 @@ _USERS: Final[dict[str, object]] = {
     "clients": ClientPlan(keepers=4),
     "producers": 1,
     "readers": 1,
+    # Another broker's decisions would hide what one controller's do.
+    "buggy_everywhere": True,
 }
 
 USER_BUGS: Final[tuple[Bug, ...]] = (

@@ -37,11 +37,12 @@ if TYPE_CHECKING:
 
 __all__ = ["UserKeeper"]
 
-_NAMES: Final = ("alice", "bob", "carol", "dave")
+_NAMES: Final = ("alice", "bob")
 _REFUSED: Final = (FeatureNotFinalised, UnknownToken, UnknownUser, UserExists)
 """The level is not finalised yet; or as it was asked for by chance."""
 _CHANGES: Final = (
-    *(UserChange.CREATE, UserChange.CREATE, UserChange.PASSWORD, UserChange.PASSWORD_BESIDE),
+    *(UserChange.CREATE, UserChange.CREATE, UserChange.CREATE),
+    *(UserChange.PASSWORD, UserChange.PASSWORD_BESIDE, UserChange.PASSWORD_BESIDE),
     *(UserChange.DROP_OLD, UserChange.ADMIN, UserChange.NO_ADMIN, UserChange.DELETE),
 )
 

@@ -23,6 +23,7 @@ from .operators import Operator
 from .programs import ConsumingProgram, ProducingProgram
 from .promises import ClusterChecker
 from .proofs import Unproved
+from .rules import NAMES, RulesKeeper, Spy
 from .settings_keeper import SettingsKeeper
 from .successor import Successor
 from .transactor import BatchLife, QueryLife, TransactingLife
@@ -43,11 +44,13 @@ class Workload:
         self.cluster = cluster
         self.checker = checker
         self.producers: list[ClusterProducer] = []
-        self.readers: list[ClusterReader | Watcher] = []
+        self.readers: list[ClusterReader | Watcher | Spy] = []
         self.operators: list[Operator] = []
         self.impostors: list[Impostor] = []
         self.strangers: list[Unproved] = []
-        self.administrators: list[Administrator | Mover | SettingsKeeper | UserKeeper] = []
+        self.administrators: list[
+            Administrator | Mover | SettingsKeeper | UserKeeper | RulesKeeper
+        ] = []
         self.senders: list[ProducingProgram] = []
         self.consumers: list[ConsumingProgram] = []
         self.transactions: list[Lives] = []
@@ -95,6 +98,11 @@ class Workload:
         for number in range(plan.keepers):
             self.administrators.append(SettingsKeeper(self.cluster, checker, number))
             self.administrators.append(UserKeeper(self.cluster, checker, number))
+        if scenario.rules:
+            self.administrators.append(RulesKeeper(self.cluster, checker, 0))
+            for number, who in enumerate(NAMES * scenario.nodes):
+                key = keys[number % len(keys)]
+                self.readers.append(Spy(world, checker, number % scenario.nodes, who, key))
         for number in range(plan.producers):
             self.senders.append(ProducingProgram(self.cluster, checker, number))
         for number in range(plan.successors):

@@ -59,7 +59,7 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
     metadata = broker.metadata
     if request.first_name is not None and request.topic_ids:
         raise InvalidRequest("first_name begins a page of topics by name: leave topic_ids empty.")
-    seen = broker.authoriser.topics(call.connection_id)
+    seen = broker.authoriser.topics(call.connection_id, request.API)
     names = request.topics
     if names is None:
         names = [] if request.topic_ids else (yield from seen.names())
@@ -68,7 +68,7 @@ def handle_metadata(broker: Broker, call: Call) -> Steps:
         names,
         request.first_name,
         lambda name: _topic_by_name(broker, seen, name),
-        lambda name: _bytes_min(seen.get(name)),
+        lambda name: _bytes_min(seen.peek(name)),
     )
     if request.topic_ids:
         topics += yield from _topics_by_id(broker, seen, request.topic_ids, _least_bytes(topics))
@@ -169,7 +169,7 @@ def _bytes_min(topic: TopicImage | None) -> int:
 def handle_topic_schemas(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, m.TopicSchemasRequest)
-    topic = broker.authoriser.topics(call.connection_id).by_id(request.topic_id)
+    topic = broker.authoriser.topics(call.connection_id, request.API).by_id(request.topic_id)
     if topic is None:
         raise no_topic_id(request.topic_id)
     if request.first_schema_id < 0:
@@ -189,14 +189,14 @@ def _schema_versions(records: Iterable[SchemaRecord]) -> list[m.SchemaVersion]:
 def handle_describe_topics(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, m.DescribeTopicsRequest)
-    seen = broker.authoriser.topics(call.connection_id)
+    seen = broker.authoriser.topics(call.connection_id, request.API)
     names = (yield from seen.names()) if request.names is None else request.names
     check_count(len(names))
     topics, next_name = yield from tasks.by_name(
         names,
         request.first_name,
         lambda name: _describe_name(broker, seen, name),
-        lambda name: _bytes_min(seen.get(name)),
+        lambda name: _bytes_min(seen.peek(name)),
     )
     return m.DescribeTopicsResponse(topics=topics, next_name=next_name)
 

@@ -61,7 +61,7 @@ def topic_page(
 ) -> Generator[None, object, tuple[list[_Entry], str]]:
     """`by_name` for these topics; None: all that the client may describe. `make` gets None for a
     name without such a topic."""
-    seen = broker.authoriser.topics(call.connection_id)
+    seen = broker.authoriser.topics(call.connection_id, call.request.API)
     chosen = (yield from seen.names()) if names is None else names
     check_count(len(chosen))
     return (

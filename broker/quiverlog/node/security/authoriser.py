@@ -181,6 +181,12 @@ class Rights:
         error = self._refusal(api, wanted, kind, resource, decision)
         raise error if absent is None or self.sees(name) else absent
 
+    def hidden(self, api: Api, name: str) -> None:
+        """Record that a client asked for a topic that it may not describe."""
+        decision = self.decide(_DESCRIBE, _TOPIC, name)
+        assert not decision.is_allowed
+        self._audit.denied(self.connection_id, api, _DESCRIBE, _TOPIC, name, decision.rule)
+
     def _refusal(
         self, api: Api, operation: Operation, kind: ResourceKind, name: str, decision: Decision
     ) -> NotAuthorized:
@@ -255,13 +261,15 @@ _GUARDED_MAX: Final = 1_000
 
 
 class Topics:
-    """The topics of the image that a client may describe; without rights: all."""
+    """The topics of the image that a client may describe; without rights: all. For one request,
+    whose hidden topics are recorded as denied."""
 
-    __slots__ = ("_view", "rights")
+    __slots__ = ("_api", "_view", "rights")
 
-    def __init__(self, view: MetadataView, rights: Rights | None) -> None:
+    def __init__(self, view: MetadataView, rights: Rights | None, api: Api) -> None:
         self._view = view
         self.rights = rights
+        self._api = api
 
     def names(self) -> Generator[None, object, list[str]]:
         """Return the names of a list of all, in steps."""
@@ -278,15 +286,19 @@ class Topics:
         assert len(found) <= len(names)
         return found
 
-    def get(self, name: str) -> TopicImage | None:
+    def peek(self, name: str) -> TopicImage | None:
+        """As `get`, and nothing is recorded."""
         topic = self._view.image.topics.get(name)
         if topic is None or self.rights is None or self.rights.sees(name):
             return topic
         return None
 
+    def get(self, name: str) -> TopicImage | None:
+        return self._seen(self._view.image.topics.get(name))
+
     def listed(self, name: str) -> TopicImage | None:
         """As `get`; internal topics for operators only."""
-        topic = self._view.image.topics.get(name)
+        topic = self.get(name)
         if topic is None or self.rights is None or self.rights.may_topic(_DESCRIBE, name):
             return topic
         return None
@@ -302,9 +314,12 @@ class Topics:
         return topic
 
     def by_id(self, topic_id: bytes) -> TopicImage | None:
-        topic = self._view.image.topics_by_id.get(topic_id)
+        return self._seen(self._view.image.topics_by_id.get(topic_id))
+
+    def _seen(self, topic: TopicImage | None) -> TopicImage | None:
         if topic is None or self.rights is None or self.rights.sees(topic.name):
             return topic
+        self.rights.hidden(self._api, topic.name)
         return None
 
 
@@ -392,8 +407,8 @@ class Authoriser:
             rights = self.rights_of(connection_id)
         return None if rights is None else rights.guard(api)
 
-    def topics(self, connection_id: int) -> Topics:
-        return Topics(self._view, self.rights_of(connection_id))
+    def topics(self, connection_id: int, api: Api) -> Topics:
+        return Topics(self._view, self.rights_of(connection_id), api)
 
     def check_whole(self, connection_id: int, request: Request) -> None:
         """Check a request of WHOLE. Raises NotAuthorized."""

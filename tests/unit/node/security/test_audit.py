@@ -60,6 +60,25 @@ def test_a_denial_names_who_from_where_what_and_why(node: RightsDriver) -> None:
     }
 
 
+def test_one_that_asks_for_a_hidden_topic_is_recorded_and_one_that_lists_is_not(
+    node: RightsDriver,
+) -> None:
+    topic_id = node.create("t")
+    node.audited.clear()
+    node.call(m.MetadataRequest(topics=None), connection=ALICE)
+    node.call(m.MetadataRequest(topics=["missing"]), connection=ALICE)
+    assert taken(node, "denied") == []
+    node.call(m.MetadataRequest(topics=["t"]), connection=ALICE)
+    node.call(m.TopicSchemasRequest(topic_id=topic_id), connection=ALICE)
+    node.call(node.fetch_request(topic_id, 0), connection=ALICE)
+    found = [(one["api"], one["operation"], one["count"]) for one in taken(node, "denied")]
+    assert found == [
+        ("METADATA", "describe", 1),
+        ("TOPIC_SCHEMAS", "describe", 1),
+        ("FETCH", "read", 1),
+    ]
+
+
 def test_denials_beyond_the_kinds_of_a_call_are_counted(
     node: RightsDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
