@@ -34,6 +34,8 @@ class ClientPlan:
     """Programs that also give partitions more replicas, or fewer."""
     keepers: int = 0
     """Programs that change the configuration of brokers, and finalise feature levels."""
+    user_keepers: int = 0
+    """Programs that make and change users and tokens. No seed draws them: shapes ask for them."""
     strangers: int = 0
     """Readers with odd epochs, and callers that pretend to be brokers."""
     hasty: bool = False
@@ -59,8 +61,13 @@ class ClientPlan:
 
     @property
     def has_transactions(self) -> bool:
-        """Is the cluster at the level that they need?"""
+        """Are there programs with transactions?"""
         return self.transactors > 0 or self.queries > 0 or self.batches > 0
+
+    @property
+    def needs_newest_level(self) -> bool:
+        """Else the cluster begins at the first level."""
+        return self.has_transactions or self.user_keepers > 0
 
     @property
     def is_empty(self) -> bool:

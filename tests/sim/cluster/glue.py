@@ -96,7 +96,7 @@ class Setup:
         if cluster.scenario.aims.course and len(members) > _COPIES:
             members.remove(leader.node_id)  # What happens to the leader happens to no other node.
         records: list[Record] = []
-        if cluster.scenario.clients.has_transactions:
+        if cluster.scenario.clients.needs_newest_level:
             image = leader.node.broker.metadata.pending
             if image.feature_level < FEATURE_LEVEL_MAX:
                 records += level_records(image, FEATURE_LEVEL_MAX, CLUSTER_ID)

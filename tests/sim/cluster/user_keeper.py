@@ -23,6 +23,7 @@ from quiverlog.wire.security.scram import SCRAM_SHA_256
 from quiverlog.wire.security.user_messages import (
     AlterUsersRequest,
     CreateTokenRequest,
+    DescribeUsersRequest,
     EndTokensRequest,
     ScramCredential,
     UserChange,
@@ -43,7 +44,8 @@ _REFUSED: Final = (FeatureNotFinalised, UnknownToken, UnknownUser, UserExists)
 _CHANGES: Final = (
     *(UserChange.CREATE, UserChange.CREATE, UserChange.CREATE),
     *(UserChange.PASSWORD, UserChange.PASSWORD_BESIDE, UserChange.PASSWORD_BESIDE),
-    *(UserChange.DROP_OLD, UserChange.ADMIN, UserChange.NO_ADMIN, UserChange.DELETE),
+    *(UserChange.DROP_OLD, UserChange.ADMIN, UserChange.ADMIN, UserChange.NO_ADMIN),
+    UserChange.DELETE,
 )
 
 
@@ -65,16 +67,21 @@ class UserKeeper(Program):
         self.known: dict[str, _Known | None] = {}
         """By name; None: there is none. A name that is missing is not known."""
         self._made = 0
+        self._version = 0
+        """Of the metadata, with what was confirmed last."""
+        self._dead: set[str] = set()
+        """Tokens of users that were deleted."""
         super().__init__(cluster, checker, f"user-keeper-{number}")
 
     async def main(self) -> None:
         while not self.stopped:
-            await self.nap(self.rng.uniform(0.1, 1.5))
+            await self.nap(self.rng.uniform(0.05, 0.6))
             if self.stopped:
                 break
             name = self._prefix + self.rng.choice(_NAMES)
             try:
-                await (self._token(name) if self.rng.random() < 0.3 else self._alter(name))
+                await (self._token(name) if self.rng.random() < 0.45 else self._alter(name))
+                await self._look(name)
             except QuiverlogError as error:
                 self.checker.error(error.code)
                 if not (error.retriable or isinstance(error, _REFUSED)):
@@ -104,12 +111,14 @@ class UserKeeper(Program):
         credentials = [self._credential()] if sends_key else []
         before = self.known.pop(name, None)
         try:
-            await self._ask(AlterUsersRequest(name=name, change=change, credentials=credentials))
+            request = AlterUsersRequest(name=name, change=change, credentials=credentials)
+            self._version = (await self._ask(request)).metadata_version
         except _REFUSED:
             return  # An earlier try of the same request may have done it: not known.
         self.world.events["user changed"] += 1
         if change is UserChange.DELETE:
             self.known[name] = None
+            self._dead |= before.tokens or set() if before is not None else set()
         elif change is UserChange.CREATE:
             self.known[name] = _Known(credentials[0].stored_key)
         elif before is not None:
@@ -134,14 +143,33 @@ class UserKeeper(Program):
                 owner=name, lifetime_ms=86_400_000, credential=self._credential()
             )
             made = await self._ask(request)
+            self._version = made.metadata_version
             self.world.events["token made"] += 1
             if user is not None and tokens is not None:
                 user.tokens = {*tokens, made.token_id}
             return
-        await self._ask(EndTokensRequest(owner=name))
+        self._version = (await self._ask(EndTokensRequest(owner=name))).metadata_version
         self.world.events["tokens ended"] += 1
         if user is not None:
             user.tokens = set()
+
+    async def _look(self, name: str) -> None:
+        """Compare what a broker has with what was confirmed up to its version of the metadata."""
+        known = self.known.get(name)
+        if known is None:
+            return
+        found = await self._ask(DescribeUsersRequest(name=name, with_tokens=True))
+        if found.metadata_version < self._version:
+            return
+        user = found.users[0]
+        count = sum(one.count for one in user.passwords)
+        if (count, user.is_admin) != (len(known.keys), known.is_admin):
+            raise Violation(f"user {name} has {count} passwords, admin: {user.is_admin}")
+        tokens = {one.token_id for one in user.tokens}
+        if tokens & self._dead:
+            raise Violation(f"user {name}: tokens of a deleted user of the name count on")
+        if known.tokens is not None and not known.tokens <= tokens:
+            raise Violation(f"user {name}: tokens {known.tokens - tokens} are lost")
 
     # --- the end -------------------------------------------------------------------------------
     def check(self) -> None:

@@ -97,6 +97,7 @@ class Workload:
             self.administrators.append(Resizer(self.cluster, checker, number))
         for number in range(plan.keepers):
             self.administrators.append(SettingsKeeper(self.cluster, checker, number))
+        for number in range(plan.user_keepers):
             self.administrators.append(UserKeeper(self.cluster, checker, number))
         if scenario.rules:
             self.administrators.append(RulesKeeper(self.cluster, checker, 0))
