@@ -26,6 +26,7 @@ BENCHMARKS = (
     "read",
     "csv",
     "small_produce",
+    "rights",
     "tls",
     "idle_partitions",
     "churn",

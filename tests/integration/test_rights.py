@@ -114,6 +114,16 @@ def test_a_parked_fetch_gets_no_row_once_the_rule_is_gone(cluster: Cluster) -> N
         assert len(found) == 2, "one batch, and the end"
 
 
+def test_a_check_names_what_would_lock_the_operator_out(cluster: Cluster) -> None:
+    found = json.loads(cluster.type("security", "check", "--format", "json"))
+    assert found["principal"] == "user:root"
+    assert found["brokers"]["0"]["is_super_user"]
+    assert "no rule allows it" in cluster.type("security", "check", "alice", code=1)
+    cluster.type("acl", "add", "alice", "allow", "alter", "--cluster")
+    assert "yes, by rule" in cluster.type("security", "check", "alice")
+    assert "yes, by rule" in cluster.type("security", "check", who="alice")
+
+
 def test_what_is_denied_and_changed_is_in_the_audit(cluster: Cluster) -> None:
     cluster.type("topic", "create", "secret", "--schema", "n: bigint")
     said = cluster.type("topic", "delete", "secret", "--yes", who="alice", code=1)

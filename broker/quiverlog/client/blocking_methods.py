@@ -405,11 +405,25 @@ class BlockingMethods:
 
     @checked()
     def check_access(
-        self, principal: str, operation: str, kind: str, name: str = "", *, address: str = ""
+        self,
+        principal: str,
+        operation: str,
+        kind: str,
+        name: str = "",
+        *,
+        address: str = "",
+        broker: int | None = None,
     ) -> rule_questions.AccessDecision:
-        """Return whether a principal may do something, and by which rule; any broker is asked."""
+        """Return whether a principal may do something, and by which rule.
+
+        Args:
+            address: of the caller; empty: not known.
+            broker: the broker that is asked, as super users are its own; None: any.
+        """
         return self.run(
-            rule_questions.check_access(self.cluster, principal, operation, kind, name, address)
+            rule_questions.check_access(
+                self.cluster, principal, operation, kind, name, address, broker
+            )
         )
 
     @checked()

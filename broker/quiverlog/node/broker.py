@@ -369,6 +369,7 @@ class Broker:
             self.clients,
             self.outbox,
             lambda connection_id: self.logins.described(connection_id)[0],
+            self.metrics,
             is_on=self.config.authorises or self.config.audit_wanted,
         )
         self.logins = Logins(

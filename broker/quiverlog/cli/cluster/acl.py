@@ -23,7 +23,7 @@ from quiverlog.types import Operation, ResourceKind
 if TYPE_CHECKING:
     from quiverlog.client.admin.rules import AccessRule
 
-__all__ = ["acl", "complete_principals", "principal_argument"]
+__all__ = ["acl", "as_principal", "complete_principals"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _OPERATIONS = [one.label for one in Operation]
@@ -46,7 +46,7 @@ class _Resource(NamedTuple):
         return self.name.endswith("*")
 
 
-def _principal(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+def as_principal(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     # A name alone is a user's, which nearly all are.
     if value is None or ":" in value or value in ("anonymous", "*", ""):
         return value
@@ -75,9 +75,9 @@ def _complete_numbers(ctx: click.Context, _: click.Parameter, incomplete: str) -
     return []
 
 
-def principal_argument(command: _Command) -> _Command:
+def _principal_argument(command: _Command) -> _Command:
     return click.argument(
-        "principal", metavar="PRINCIPAL", callback=_principal, shell_complete=complete_principals
+        "principal", metavar="PRINCIPAL", callback=as_principal, shell_complete=complete_principals
     )(command)
 
 
@@ -120,12 +120,13 @@ def _operations(_ctx: click.Context, _parameter: click.Parameter, value: str) ->
 
 
 def _complete_operations(_ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    # The shell completes the whole word, of which the part behind the last comma is new.
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{one}" for one in _OPERATIONS if one.startswith(last)]
 
 
 @acl.command()
-@principal_argument
+@_principal_argument
 @click.argument("effect", type=click.Choice(["allow", "deny"]), metavar="allow|deny")
 @click.argument(
     "operations", metavar="OPERATION[,OPERATION]...", callback=_operations,
@@ -189,7 +190,7 @@ def _sentence(rule: AccessRule) -> str:
 
 @acl.command(name="list")
 @click.option(
-    "--principal", callback=_principal, metavar="NAME", shell_complete=complete_principals,
+    "--principal", callback=as_principal, metavar="NAME", shell_complete=complete_principals,
     help="Rules of this principal.",
 )  # fmt: skip
 @_resource_options
@@ -246,7 +247,7 @@ def remove(numbers: tuple[int, ...], bootstrap: str, timeout_s: float, output_fo
 
 
 @acl.command()
-@principal_argument
+@_principal_argument
 @click.argument("operation", type=click.Choice(_OPERATIONS[1:]), metavar="OPERATION")
 @_resource_options
 @click.option("--from", "address", metavar="ADDRESS", default="", help="From this address.")

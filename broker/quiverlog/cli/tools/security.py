@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from quiverlog.cli.console.failures import CommandFailed
-from quiverlog.cli.console.options import debug_option, format_option
+from quiverlog.cli.cluster.acl import as_principal, complete_principals
+from quiverlog.cli.console.failures import CommandFailed, ExitCode
+from quiverlog.cli.console.options import bootstrap_option, debug_option, format_option, open_client
 from quiverlog.cli.console.output import print_json, print_table
 from quiverlog.local.failures import LocalClusterFailed
 from quiverlog.local.tls_files import TlsFolder
+
+if TYPE_CHECKING:
+    from quiverlog.client.admin.rules import AccessDecision
 
 __all__ = ["security"]
 
@@ -50,7 +56,7 @@ _days = click.option(
 
 @click.group()
 def security() -> None:
-    """Make authorities and certificates for TLS: for people without a PKI of their own.
+    """Certificates for people without a PKI of their own, and a check of administrators.
 
     FOLDER is kept away from brokers: each gets its own certificate and key, and clients get
     brokers-ca.pem and a security file. docs/security.md has the steps, and how to renew.
@@ -149,3 +155,48 @@ def _issue(
     for name in clients:
         file = folder.issue_client(name, days=days)
         print(f"{folder.certificate(name)}, {folder.key(name)}, {file}")
+
+
+@security.command()
+@click.argument(
+    "principal", metavar="[PRINCIPAL]", required=False, callback=as_principal,
+    shell_complete=complete_principals,
+)  # fmt: skip
+@bootstrap_option
+@format_option()
+@debug_option
+def check(principal: str | None, bootstrap: str, timeout_s: float, output_format: str) -> int:
+    """Check that a principal may administer every broker: before logins are asked for.
+
+    Without PRINCIPAL: the user of this command. Exit code 1: some broker would not let it add a
+    rule, so a mistake there could be mended by that broker's `super.users` alone.
+    """
+    with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
+        if principal is None:
+            principal = client.who_am_i().principal
+            if principal == "anonymous":
+                raise click.UsageError("This command is not logged in: give the PRINCIPAL.")
+        # Each by itself: `super.users` is a broker's own.
+        brokers = [one.node_id for one in client.describe_cluster().brokers if not one.fenced]
+        found = {
+            node_id: client.check_access(principal, "alter", "cluster", broker=node_id)
+            for node_id in brokers
+        }
+        rule_count = len(client.list_rules())
+    if output_format == "json":
+        shown = {str(node_id): asdict(one) for node_id, one in found.items()}
+        print_json({"principal": principal, "rules": rule_count, "brokers": shown})
+    else:
+        click.echo(f"{principal}, {rule_count} rules:")
+        rows = [(str(n), "yes" if one.is_on else "no", _why(one)) for n, one in found.items()]
+        print_table(("BROKER", "RULES COUNT", "MAY ADMINISTER"), rows)
+    return ExitCode.OK if all(one.is_allowed for one in found.values()) else ExitCode.FAILED
+
+
+def _why(found: AccessDecision) -> str:
+    if found.is_super_user:
+        return "yes, an administrator"
+    if found.is_allowed:
+        return f"yes, by rule {found.rule}"
+    why = f"rule {found.rule} denies it" if found.rule else "no rule allows it"
+    return f"no, {why}" if found.is_on else f"not once a listener asks for logins: {why}"

@@ -27,7 +27,6 @@ __all__ = [
     "AccessRule",
     "add_rules",
     "check_access",
-    "check_access_at",
     "list_rules",
     "remove_rules",
 ]
@@ -163,19 +162,13 @@ def _rule(one: NumberedRule) -> AccessRule:
 
 
 def check_access(
-    cluster: Cluster, principal: str, operation: str, kind: str, name: str, address: str
-) -> Operating[AccessDecision]:
-    return check_access_at(cluster, None, principal, operation, kind, name, address)
-
-
-def check_access_at(
     cluster: Cluster,
-    broker: int | None,
     principal: str,
     operation: str,
     kind: str,
     name: str,
     address: str,
+    broker: int | None,
 ) -> Operating[AccessDecision]:
     """Ask one broker; None: any."""
     question = RuleQuestion(

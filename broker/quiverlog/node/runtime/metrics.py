@@ -53,6 +53,7 @@ class NodeMetrics:
         "recovery_bytes_truncated",
         "recovery_partitions_scanned",
         "replicas_made_anew",
+        "requests_denied",
         "retention_bytes_deleted",
         "retention_segments_deleted",
         "sync_failures",
@@ -91,6 +92,7 @@ class NodeMetrics:
         self.logins_refused = 0
         self.peer_connections_unproved = 0
         self.peer_proofs_refused = 0
+        self.requests_denied = 0
         self.produces_timed_out = 0
         self.recovery_bytes_truncated = 0
         self.recovery_partitions_scanned = 0

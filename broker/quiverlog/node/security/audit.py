@@ -12,6 +12,7 @@ from typing import Final
 from quiverlog.core.security.acls import NO_RULE
 from quiverlog.node.runtime.clients import Clients
 from quiverlog.node.runtime.effects import Audited
+from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.types import Now, Operation, ResourceKind
 from quiverlog.wire.apis import Api
@@ -32,7 +33,7 @@ class Audit:
     """`is_on` False: nothing is recorded."""
 
     __slots__ = (
-        "_clients", "_denials", "_mechanism_of", "_others", "_outbox", "denied_total", "is_on"
+        "_clients", "_denials", "_mechanism_of", "_metrics", "_others", "_outbox", "is_on"
     )  # fmt: skip
 
     def __init__(
@@ -40,16 +41,17 @@ class Audit:
         clients: Clients,
         outbox: Outbox,
         mechanism_of: Callable[[int], str],
+        metrics: NodeMetrics,
         *,
         is_on: bool,
     ) -> None:
         self._mechanism_of = mechanism_of
+        self._metrics = metrics
         self.is_on = is_on
         self._clients = clients
         self._outbox = outbox
         self._denials: dict[_Denial, int] = {}
         self._others = 0
-        self.denied_total = 0
 
     @property
     def is_due(self) -> bool:
@@ -64,7 +66,7 @@ class Audit:
         name: str,
         rule: int,
     ) -> None:
-        self.denied_total += 1
+        self._metrics.requests_denied += 1
         if not self.is_on:
             return
         key = (connection_id, api, operation, kind, name, rule)

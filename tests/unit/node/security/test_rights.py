@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from quiverlog.addresses import Address
 from quiverlog.core.controller.internal_topics import STAGED, TRANSACTIONS
 from quiverlog.core.security.acls import Rule
 from quiverlog.core.security.principals import of_user
 from quiverlog.errors import NotAuthorized, UnknownTopic, UnknownTopicId
 from quiverlog.node.apis import acls
-from quiverlog.node.apis.fetch import ENTRIES_PER_STEP
+from quiverlog.node.apis.fetch import ENTRIES_PER_STEP, FILE_RANGE_BYTES_MIN
+from quiverlog.node.runtime.events import ConnectionOpened
 from quiverlog.node.security import authoriser as module
 from quiverlog.types import Operation as Op
 from quiverlog.types import ResourceKind as Kind
@@ -397,3 +399,25 @@ def test_where_nothing_authenticates_everybody_may_all(tmp_path: Path) -> None:
     assert UnknownTopic.code not in {
         one.error_code for one in node.call(m.MetadataRequest(topics=["t"]))[0].topics
     }
+
+
+@pytest.mark.parametrize("listener", ["default", "inner"])
+@pytest.mark.parametrize("is_set", [False, True])
+def test_files_are_named_at_a_listener_that_authenticates_only_where_that_is_set(
+    tmp_path: Path, listener: str, is_set: bool
+) -> None:
+    node = RightsDriver(
+        tmp_path,
+        listeners={"inner": Address("127.0.0.1", 9293)},
+        local_reads_authenticated=is_set,
+    )
+    topic_id = node.create("t")
+    node.produced(topic_id, bytes(batch_of([1] * 20_000)))
+    node.give(rule(Op.READ, name="t", who="*"), rule(Op.ALL, name="hidden", who="*"))
+    node.send(ConnectionOpened(7, "127.0.0.1:5000", listener))
+    node.call(m.HelloRequest(client_id="reader"), connection=7)
+    entry = m.FetchPartition(topic_id, 0, offset=0)
+    request = m.FetchRequest(partitions=[entry], file_ranges=True)
+    result = node.call(request, connection=7)[0].partitions[0]
+    assert result.batch_bytes > FILE_RANGE_BYTES_MIN
+    assert bool(result.file_ranges) is (is_set or listener == "inner")
