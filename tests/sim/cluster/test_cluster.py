@@ -19,6 +19,7 @@ from .planted import BUGS
 from .run import ClusterResult, simulate
 from .tempo import SHIPPED, Tempo
 from .transaction_bugs import KILLS_OF_TRANSACTIONS
+from .user_bugs import USERS
 
 _SEEDS = (0, 2)
 _SEED_LONG = 3
@@ -152,6 +153,11 @@ def test_programs_use_transactions_while_brokers_die() -> None:
     rests = "a transactional program rests before its commit"
     happened = ("transaction aborted", "a transaction was left open", "CountStagedRequest", rests)
     assert all(events[what] for what in happened), events
+
+
+def test_users_and_tokens_are_what_was_confirmed_while_brokers_fail() -> None:
+    events = simulate(0, duration_ms=5_000, shape=USERS).events
+    assert all(events[what] > 3 for what in ("user changed", "token made")), events
 
 
 def test_ids_are_forgotten_and_what_is_late_for_them_comes() -> None:

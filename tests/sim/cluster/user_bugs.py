@@ -12,14 +12,14 @@ from tests.sim.bug import Bug, make_bug
 from .client_plan import ClientPlan
 from .shapes import QUIET
 
-__all__ = ["USER_BUGS"]
+__all__ = ["USERS", "USER_BUGS"]
 
-_USERS: Final[dict[str, object]] = {
+USERS: Final[dict[str, object]] = {
     **QUIET,
     "clients": ClientPlan(user_keepers=4),
     "producers": 1,
     "readers": 1,
-    # Another broker's decisions would hide what one controller's do.
+    # Not in one alone: another broker's decisions would hide what one controller's do.
     "buggy_everywhere": True,
 }
 
@@ -29,7 +29,7 @@ USER_BUGS: Final[tuple[Bug, ...]] = (
         "core.security.users:change_password",
         "counting = [one for pair in pairs for one in dict.fromkeys(pair)]",
         "counting = [pair[0] for pair in pairs]",
-        shape=_USERS,
+        shape=USERS,
     ),
     make_bug(
         "a change of a user takes its rights as an administrator away",
@@ -37,13 +37,13 @@ USER_BUGS: Final[tuple[Bug, ...]] = (
         "tuple(counting), user.is_admin",
         "tuple(counting), False",
         seed=1,
-        shape=_USERS,
+        shape=USERS,
     ),
     make_bug(
         "tokens of other users are ended, too",
         "core.security.users:end_tokens",
         "if one.owner == owner",
         "if True",
-        shape=_USERS,
+        shape=USERS,
     ),
 )
