@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -112,6 +113,28 @@ def test_a_parked_fetch_gets_no_row_once_the_rule_is_gone(cluster: Cluster) -> N
         assert time.monotonic() - removed_s < 20.0
         assert isinstance(found[-1], NotAuthorized | UnknownTopic | UnknownTopicId), found
         assert len(found) == 2, "one batch, and the end"
+
+
+def test_a_transaction_needs_its_id_and_each_topic(cluster: Cluster) -> None:
+    with cluster.as_user(ROOT) as root, cluster.as_user(ALICE) as alice:
+        for topic in ("tx-a", "tx-b"):
+            root.create_topic(topic, SCHEMA)
+        cluster.type("acl", "add", "alice", "allow", "write", "--topic", "tx-a")
+        with pytest.raises(NotAuthorized, match="transactional-id 'mover'"):
+            alice.transaction("mover")
+        cluster.type("acl", "add", "alice", "allow", "write", "--transactional-id", "mover")
+        with alice.transaction("mover") as tx:
+            tx.send("tx-a", {"n": 1})
+        assert root.read("tx-a").to_arrow().num_rows == 1
+        with pytest.raises(UnknownTopic):
+            alice.describe_topic("tx-b")
+        cluster.type("acl", "add", "alice", "allow", "read", "--topic", "tx-b")
+        tx = alice.transaction("mover")
+        with pytest.raises(NotAuthorized, match="topic 'tx-b'"):
+            tx.send("tx-b", {"n": 2}).result(20.0)
+        with contextlib.suppress(quiverlog.QuiverlogError):
+            tx.abort()
+        assert root.read("tx-b").to_arrow().num_rows == 0
 
 
 def test_a_check_names_what_would_lock_the_operator_out(cluster: Cluster) -> None:

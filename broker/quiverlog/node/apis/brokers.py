@@ -10,6 +10,7 @@ from quiverlog.addresses import Address
 from quiverlog.core.raft.messages import Observe, ReplicaKey
 from quiverlog.core.security.principals import Kind
 from quiverlog.errors import (
+    AuthenticationFailed,
     BrokerShuttingDown,
     DuplicateNodeId,
     InvalidRequest,
@@ -24,6 +25,7 @@ from quiverlog.node.broker import Broker
 from quiverlog.node.metadata.quorum_wire import unpack
 from quiverlog.node.runtime.events import RequestReceived
 from quiverlog.node.runtime.tasks import Call, Steps
+from quiverlog.node.security.audit import OK
 from quiverlog.types import Now
 from quiverlog.wire import messages as m
 from quiverlog.wire.authentication_messages import CLUSTER_SHA_256, AuthenticateRequest
@@ -224,14 +226,26 @@ def handle_authenticate(broker: Broker, event: RequestReceived, now: Now) -> Non
         if broker.clients.principal_of(event.connection_id).kind is Kind.USER:
             raise InvalidRequest("the connection is logged in, as a user.")
         _check_serves_brokers(broker, event.connection_id, request.API.name)
-        response = broker.proofs.take(event.connection_id, address, request, now)
-        if response.is_done:
-            broker.logins.proved(event.connection_id)
+        response = _take_proof(broker, event.connection_id, address, request, now)
     else:
         broker.admission.check_running()  # Before, the users are not known.
         response = broker.logins.take(event.connection_id, address, request, now)
     if response is not None:
         broker.outbox.respond(event.connection_id, request.correlation_id, response)
+
+
+def _take_proof(
+    broker: Broker, connection_id: int, address: str, request: AuthenticateRequest, now: Now
+) -> Response:
+    try:
+        response = broker.proofs.take(connection_id, address, request, now)
+    except AuthenticationFailed as error:
+        broker.audit.logged_in(connection_id, "", request.mechanism, error.code_name())
+        raise
+    if response.is_done:
+        broker.logins.proved(connection_id)
+        broker.audit.logged_in(connection_id, response.principal, request.mechanism, OK)
+    return response
 
 
 def _takes_proofs(broker: Broker, connection_id: int) -> bool:

@@ -504,3 +504,14 @@ def test_nothing_is_served_at_a_listener_of_brokers_without_a_certificate(tmp_pa
     prove(node, 2, connection=7)
     response, _ = node.call(m.MetadataRequest(), connection=7)
     assert response.error_code == NotAuthenticated.code
+
+
+def test_proofs_are_audited_the_refused_ones_too(tmp_path: Path) -> None:
+    node = NodeDriver(tmp_path, cluster_id="c", cluster_secrets=secrets(NEW), audit_wanted=True)
+    assert prove(node).is_done
+    begun = Connector(secrets(NEW), Parties("c", 2, 0), bytes(NONCE_BYTES))
+    step(node, begun.opening, 2)
+    assert step(node, bytes(32), 2).error_code == AuthenticationFailed.code
+    found = [(one.fields["principal"], one.fields["result"]) for one in node.audited]
+    assert found == [("broker:2", "ok"), ("anonymous", "AUTHENTICATION_FAILED")]
+    assert {one.fields["mechanism"] for one in node.audited} == {CLUSTER_SHA_256}
