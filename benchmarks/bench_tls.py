@@ -1,20 +1,26 @@
 """What TLS costs: the same frames to the same broker, at a listener with TLS and at a plain one.
 
 Batches of 1 MiB are written and read with 4 requests in flight, batches of 1 KiB written with 64;
-then connections are made one after the other, each with a whole handshake and a HELLO. TLS 1.3,
-P-256, no tickets. The client shares the machine, and decrypts on it.
+then connections are made one after the other, each with a whole handshake and a HELLO. Last, the
+time of METADATA by TLS in quiet, and while another process fetches 16 MiB at a time by TLS: what
+an answer is encrypted in may hold up no other. TLS 1.3, P-256, no tickets. The clients share the
+machine, and decrypt on it.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import socket
 import ssl
+import statistics
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.harness import Comparison, Rounds, Settings, interleave
@@ -34,6 +40,8 @@ from benchmarks.quiver import (
 )
 from quiverlog.client.client import Client
 from quiverlog.tls import client_context
+from quiverlog.wire import frames
+from quiverlog.wire import messages as m
 from tests.support.ports import free_address
 from tests.support.tls import write_files
 
@@ -45,6 +53,10 @@ REQUESTS_DEPTH = 64
 CONNECTIONS = 400
 CONNECTIONS_PER_SECOND_MIN = 400
 WRITE_MIN, READ_MIN, SMALL_MIN = 0.25, 0.15, 0.3
+LARGE_BATCHES = 16
+SAMPLES = 1_000
+PAUSE_SECONDS = 0.001
+P99_TIMES_MAX = 3
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,8 @@ class Listeners:
     plain: tuple[str, int]
     tls: tuple[str, int]
     context: ssl.SSLContext
+    ca: str
+    http: str
 
     def open(self, *, by_tls: bool) -> Load:
         address = self.tls if by_tls else self.plain
@@ -70,6 +84,7 @@ def run(settings: Settings) -> list[Comparison]:
         connected = [
             connections / connecting(made, connections) for _ in range(settings.rounds + 1)
         ][1:]
+        beside, quiet = metadata(made, settings)
     return [
         Comparison("TLS: produce, 1 MiB", "MB/s", written.ours, written.baseline, budget=WRITE_MIN),
         Comparison("TLS: fetch, 1 MiB", "MB/s", read.ours, read.baseline, budget=READ_MIN),
@@ -87,6 +102,14 @@ def run(settings: Settings) -> list[Comparison]:
             [CONNECTIONS_PER_SECOND_MIN],
             budget=1.0,
         ),
+        Comparison(
+            "TLS: METADATA beside fetches of 16 MiB, p99",
+            "us",
+            beside,
+            quiet,
+            budget=round(1 / P99_TIMES_MAX, 4),
+            bigger_is_better=False,
+        ),
     ]
 
 
@@ -99,7 +122,9 @@ def listeners() -> Iterator[Listeners]:
         with running(**config) as (broker, client):
             host, _, port = where.rpartition(":")
             context = client_context(files.ca, "", "")
-            yield Listeners(client, broker.address, (host, int(port)), context)
+            yield Listeners(
+                client, broker.address, (host, int(port)), context, files.ca, broker.http
+            )
 
 
 def large(made: Listeners, settings: Settings) -> tuple[Rounds, Rounds]:
@@ -112,9 +137,9 @@ def large(made: Listeners, settings: Settings) -> tuple[Rounds, Rounds]:
     def write(by_tls: bool) -> float:
         name = next(names)
         with temporary_topic(made.client, name, durability="memory") as topic:
-            frames = [produce_frame(topic, copy, n) for n, copy in enumerate(copies)]
+            requests = [produce_frame(topic, copy, n) for n, copy in enumerate(copies)]
             with made.open(by_tls=by_tls) as load:
-                seconds = load.pipeline(frames, depth=DEPTH)
+                seconds = load.pipeline(requests, depth=DEPTH)
             expect_rows(made.client, name, rows * batches)
         return moved / seconds
 
@@ -144,13 +169,13 @@ def small(made: Listeners, settings: Settings) -> Rounds:
     batch, rows = largest_batch(1024, schema_id=1)
     copies = numbered(batch, requests, producer_id=producer_id(made.client), rows=rows)
 
-    def frames(topic: Topic) -> list[Frame]:
+    def joined(topic: Topic) -> list[Frame]:
         return [[b"".join(produce_frame(topic, copy, n))] for n, copy in enumerate(copies)]
 
     def write(by_tls: bool) -> float:
         name = next(names)
         with temporary_topic(made.client, name, durability="memory") as topic:
-            prepared = frames(topic)
+            prepared = joined(topic)
             with made.open(by_tls=by_tls) as load:
                 seconds = load.pipeline(prepared, depth=REQUESTS_DEPTH)
             expect_rows(made.client, name, rows * requests)
@@ -171,3 +196,58 @@ def connecting(made: Listeners, connections: int) -> float:
                 secured.sendall(hello)
                 assert secured.recv(MIB)
     return time.perf_counter() - began
+
+
+def metadata(made: Listeners, settings: Settings) -> tuple[list[float], list[float]]:
+    """Return the p99 of each round beside fetches, and in quiet, in microseconds."""
+    samples = settings.scaled(SAMPLES)
+    batch, rows = largest_batch(MIB, schema_id=1)
+    copies = numbered(batch, LARGE_BATCHES, producer_id=producer_id(made.client), rows=rows)
+    with (
+        temporary_topic(made.client, "beside", durability="memory") as topic,
+        made.open(by_tls=True) as load,
+    ):
+        load.pipeline([produce_frame(topic, c, n) for n, c in enumerate(copies)], depth=DEPTH)
+        frame = fetch_frame(topic, 0, LARGE_BATCHES * MIB, 1)
+
+        def beside() -> float:
+            fetching = get_context("spawn").Process(
+                target=fetch_on, args=(made.tls, made.ca, frame), daemon=True
+            )
+            fetching.start()
+            try:
+                received = fetches(made)
+                while fetches(made) < received + 2:
+                    time.sleep(0.01)
+                return p99(load, samples)
+            finally:
+                fetching.terminate()
+                fetching.join()
+
+        measured = interleave(settings.rounds, beside, lambda: p99(load, samples))
+    return measured.ours, measured.baseline
+
+
+def fetches(made: Listeners) -> int:
+    """Return the bytes sent to the other process, in answers of 16 MiB."""
+    with urllib.request.urlopen(f"http://{made.http}/metrics") as answer:
+        text = answer.read().decode()
+    (sent,) = re.findall(r"^quiverlog_network_sent_bytes_total (\S+)$", text, re.MULTILINE)
+    return int(float(sent)) // (LARGE_BATCHES * MIB)
+
+
+def fetch_on(address: tuple[str, int], ca: str, frame: Frame) -> None:
+    with Load(address, greeting(), tls=client_context(ca, "", "")) as load:
+        while True:
+            load.pipeline([frame], depth=1)
+
+
+def p99(load: Load, samples: int) -> float:
+    frame = [frames.encode(m.MetadataRequest(topics=[]), 1)]
+    taken = []
+    for _ in range(samples):
+        began = time.perf_counter()
+        load.exchange(frame)
+        taken.append((time.perf_counter() - began) * 1e6)
+        time.sleep(PAUSE_SECONDS)
+    return statistics.quantiles(taken, n=100)[-1]

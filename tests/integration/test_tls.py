@@ -103,19 +103,15 @@ def test_doctor_says_when_certificates_end(cluster: LocalCluster) -> None:
     reload(cluster, 3)
     serial = certificates_in(str(cluster.tls.certificate("broker-3")))[0].serial
     until(lambda: shown(cluster.brokers[3].listen, cluster.tls.brokers_ca) == serial)
-    cluster.brokers[2].stop(30)
-    try:
-        command = [sys.executable, "-m", "quiverlog", "doctor", "--no-spark", "--format", "json"]
-        command += ["-b", cluster.bootstrap, "--security-file", str(cluster.tls.security_file)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    finally:
-        cluster.start()
+    command = [sys.executable, "-m", "quiverlog", "doctor", "--no-spark", "--format", "json"]
+    command += ["-b", cluster.bootstrap, "--security-file", str(cluster.tls.security_file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     findings = [one for one in json.loads(done.stdout)["findings"] if one["check"] == "TLS"]
     by_address = {
         node_id: [one["status"] for one in findings if broker.listen in one["detail"]]
         for node_id, broker in cluster.brokers.items()
     }
-    assert by_address == {1: ["ok"], 2: [], 3: ["warning"]}
+    assert by_address == {1: ["ok"], 2: ["ok"], 3: ["warning"]}
     (warning,) = [one for one in findings if one["status"] == "warning"]
     assert warning["detail"].endswith("in 2 days")
     assert any("the authority in" in one["detail"] for one in findings)

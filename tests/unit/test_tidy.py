@@ -160,6 +160,9 @@ class Looked:
         self.needs_docstring = not docstring and bool(path.name != "__init__.py" or source.strip())
         self.docstrings = list(docstrings(nodes))
         self.comments, self.reasons, self.code_lines = comments(source, nodes, self.docstrings)
+        is_product = self.name.startswith(PRODUCT)
+        self.modules = frozenset(modules_named_in(self.name, nodes) if is_product else ())
+        self.shown = list(shown_texts(nodes) if is_product else ())
         self.long_functions = [
             f"{place(path, node.lineno)} {node.name} has {length} lines"
             for node in nodes
@@ -241,12 +244,12 @@ def module_name(name: str) -> str:
     return ".".join(Path(name).with_suffix("").parts[1:]).removesuffix(".__init__")
 
 
-def modules_named_in(name: str, tree: ast.AST) -> Iterator[str]:
+def modules_named_in(name: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Dotted names that a file imports, or has as text (the table of commands, lazy names)."""
     home = module_name(name).split(".")
     if not name.endswith("/__init__.py"):
         home = home[:-1]
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -261,14 +264,14 @@ def modules_named_in(name: str, tree: ast.AST) -> Iterator[str]:
 @cache
 def importers() -> dict[str, set[str]]:
     """For each file of the product the others that import it."""
-    product = [file.name for file in looked() if file.name.startswith(PRODUCT)]
-    by_module = {module_name(name): name for name in product}
-    found: dict[str, set[str]] = {name: set() for name in product}
-    for name in product:
-        for module in modules_named_in(name, ast.parse((ROOT / name).read_text())):
+    product = [file for file in looked() if file.name.startswith(PRODUCT)]
+    by_module = {module_name(file.name): file.name for file in product}
+    found: dict[str, set[str]] = {file.name: set() for file in product}
+    for file in product:
+        for module in file.modules:
             target = by_module.get(module)
-            if target is not None and target != name:
-                found[target].add(name)
+            if target is not None and target != file.name:
+                found[target].add(file.name)
     return found
 
 
@@ -449,16 +452,13 @@ def test_docstrings_and_comments_state_and_do_not_ask() -> None:
     report(problems)
 
 
-def shown_texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def shown_texts(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, text) of the strings that users may read: not docstrings, nor words of assertions."""
-    inner = {
-        id(part)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assert | ast.Expr)
-        for part in ast.walk(node.msg or node.test if isinstance(node, ast.Assert) else node.value)
-        if isinstance(node, ast.Assert) or isinstance(node.value, ast.Constant)
-    }
-    for node in ast.walk(tree):
+    inner = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.Assert):
+            inner.update(id(part) for part in ast.walk(node.msg or node.test))
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
             yield node.lineno, node.value
 
@@ -469,7 +469,7 @@ def test_what_users_read_names_the_actor() -> None:
     problems = []
     for file in looked():
         if file.name.startswith(("broker/", "connector/", "demo/")):
-            for line, text in shown_texts(ast.parse(file.path.read_text())):
+            for line, text in file.shown:
                 if " " in text and vague.search(text):
                     problems.append(f"{file.name}:{line} does not name the actor: {text[:80]}")
     report(problems)

@@ -28,7 +28,7 @@ from quiverlog.server.observe.metrics import ServerMetrics
 from quiverlog.tls import ServerTls, client_context
 from quiverlog.wire import messages as m
 from quiverlog.wire.frames import decode_error, encode
-from tests.support.server import PLACES, Server, echo, request, serving, until
+from tests.support.server import PLACES, Client, Server, echo, request, serving, until
 from tests.support.tls import TlsFiles, write_files
 
 LARGE_BYTES = 32 << 20
@@ -414,6 +414,47 @@ def test_changed_files_count_and_broken_ones_change_nothing(
         assert watched.holder.contexts.server is not context
         assert f"serial={renewed}" in watched.log.getvalue()
         watched.watch.stop()
+
+    run(course())
+
+
+def test_an_authority_that_is_taken_out_counts_for_no_new_connection(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(tls_module, "SETTLE_S", 0.01)
+    old, new = Authority.make("old"), Authority.make("new")
+    both = tmp_path / "both.pem"
+    both.write_bytes(old.certificate + new.certificate)
+    mine = [write_files(tmp_path, name, authority=of) for name, of in (("o", old), ("n", new))]
+    given = TlsHolder(ServerTls(files.cert, files.key, str(both), "required"))
+
+    async def asks(server: Server, own: TlsFiles) -> Client:
+        made = await server.connect(**client(files, cert=own.cert, key=own.key))
+        made.writer.write(request(1))
+        assert await made.receive(1)
+        return made
+
+    async def course() -> None:
+        async with serving(tls=given) as server:
+            earlier = [await asks(server, own) for own in mine]
+            watch = TlsWatch(
+                asyncio.get_running_loop(),
+                {"default": given},
+                metrics=server.metrics,
+                log=server.context.log,
+            )
+            before = given.contexts
+            both.write_bytes(new.certificate)
+            watch.request()
+            await until(lambda: given.contexts is not before)
+            watch.stop()
+            await asks(server, mine[1])
+            with contextlib.suppress(OSError):
+                refused = await server.connect(**client(files, cert=mine[0].cert, key=mine[0].key))
+                refused.writer.write(request(1))
+                assert not await refused.receive(1)
+            await until(lambda: handshakes(server).get("failed") == 1)
+            for one in earlier:
+                one.writer.write(request(2))
+                assert await one.receive(1), "open connections live on"
 
     run(course())
 
