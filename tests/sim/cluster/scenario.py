@@ -152,13 +152,7 @@ class ClusterScenario:
         if shape is not None or not drawn.gate("machine-faults"):
             # A scenario takes the options of machines and of clients, too.
             clients = dataclasses.replace(
-                drawn.clients,
-                resizers=0,
-                keepers=0,
-                user_keepers=0,
-                transactors=0,
-                queries=0,
-                batches=0,
+                drawn.clients, resizers=0, keepers=0, transactors=0, queries=0, batches=0
             )
             drawn = dataclasses.replace(drawn, plan=CALM, clients=clients)
         if not drawn.gate("moves"):
