@@ -21,6 +21,7 @@ from tests.support.pages import ROOT
 pytestmark = pytest.mark.process
 PAGE = (ROOT / "docs" / "kafka-users.md").read_text()
 NEEDS_MORE = {
+    "quiverlog acl add": "unit/cli/cluster/test_acl.py",
     "--security-file": "integration/test_tls.py",
     "quiverlog cluster producer": "integration/test_cli_topics_and_rows.py",
     "quiverlog config set": "integration/test_cluster_settings.py",

@@ -46,7 +46,7 @@ def test_each_broker_s_own_answer_has_its_room_and_load(capsys: pytest.CaptureFi
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Seen | None]:
     """What `look_once` gives, the last for ever."""
     given: list[Seen | None] = []
-    monkeypatch.setattr(probes, "look_once", lambda _addresses, _end_s: given[-1])
+    monkeypatch.setattr(probes, "look_once", lambda _addresses, _end_s, _security: given[-1])
     monkeypatch.setattr(status, "_look_at_topics", lambda _seen, _client: None)
     return given
 
@@ -87,7 +87,7 @@ def test_other_brokers_are_judged_by_the_controller(looked_at: list[Seen | None]
 def test_a_broker_that_starts_shows_why_it_takes_no_clients(looked_at: list[Seen | None]) -> None:
     assert "<p>This broker: recovering.</p>" in status_page("", None, "recovering")
     looked_at.append(None)
-    assert "This broker: it does not answer in time." in status_page("h:9001", None, "")
+    assert "This broker: it does not answer itself" in status_page("h:9001", None, "")
 
 
 # --- again and again ------------------------------------------------------------------------------
