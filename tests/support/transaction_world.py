@@ -21,7 +21,7 @@ from quiverlog.core.partition.publishes import Publishes
 from quiverlog.core.transactions.coordinator import Coordinator, Resolved, Standings
 from quiverlog.core.transactions.records import Committed, Part, Record, digest_of
 from quiverlog.core.transactions.records import End as CommittedEnd
-from quiverlog.core.transactions.staged import AttemptRange, Done, Key, Known, New, NotHere, Staged
+from quiverlog.core.transactions.staged import AttemptRange, Done, Key, Known, New, Staged
 from quiverlog.core.transactions.staged_rows import DoneRow, End, PublishRow, StagedRow
 from quiverlog.errors import OutOfOrderSequence, QuiverlogError, UnknownTransactionalId
 from quiverlog.node.transactions.queues import Item, Piece, Publish, Queues
@@ -522,7 +522,7 @@ class Staging(Leader):
         if not self.is_serving:
             return
         answer = self.core.publish(
-            key, attempts, first, end, Durability.REPLICATED, self.log.start, len(self.rows)
+            key, attempts, first, end, Durability.REPLICATED, -1, self.log.start
         )
         match answer:
             case Done(row):
@@ -530,14 +530,12 @@ class Staging(Leader):
                     self.world.send(reply, self.number, () if row is None else row.ends)
             case Known():
                 self._waiters[key].append(reply)
-            case New(row):
+            case New(row, _missing):
                 self._waiters[key].append(reply)
                 self.core.pend(row)
                 if self.world.rng.random() < 0.03:
                     self.world.after(1, self.world.aim, self)
                 self.append(row, lambda offset: self._publish_safe(offset, row), flushed=True)
-            case NotHere():
-                pass
 
     def _publish_safe(self, offset: int | None, row: PublishRow) -> None:
         if offset is None:

@@ -41,7 +41,6 @@ __all__ = [
     "Key",
     "Known",
     "New",
-    "NotHere",
     "Published",
     "Staged",
     "StagedOf",
@@ -101,16 +100,14 @@ class Known(NamedTuple):
 
 
 class New(NamedTuple):
-    """`row` is to be proposed; when it is safe, and never before, its rows are forwarded."""
+    """`row` is to be proposed; when it is safe, and never before, its rows are forwarded.
+    `missing_count`: rows that were counted for the decision, and that a fault has taken since."""
 
     row: PublishRow
+    missing_count: int
 
 
-class NotHere(NamedTuple):
-    """This log does not reach the transaction's rows: another broker leads."""
-
-
-Published = Done | Known | New | NotHere
+Published = Done | Known | New
 
 
 class StagedOf(NamedTuple):
@@ -453,22 +450,28 @@ class Staged:
         first_offset: int,
         next_offset: int,
         durability: int,
+        row_count: int,
         log_start: int,
-        log_end: int,
     ) -> Published:
-        """Decide on the part of a committed transaction that lies here."""
+        """Decide on the part of a committed transaction that lies here.
+
+        Args:
+            row_count: of the part; -1: not known.
+        """
         done = self._done.get(key) or self._ending.get(key)
         if done is not None:
             return Done(done)
         if key in self._publishes or key in self._pending:
             return Known()
-        if log_end < next_offset:
-            return NotHere()
         if log_start >= next_offset:
             # Nothing below the log start is undecided or unpublished.
             return Done(None)
+        # The log of a leader under its lease may end before them: what power failures of all
+        # replicas took never comes back, and the others are not to wait for it.
         targets = self._plan(key, attempts, first_offset, next_offset)
-        return New(PublishRow(*key, self._make_id(self.next_publish), durability, targets))
+        found = sum(sum(one.row_counts) for one in targets)
+        row = PublishRow(*key, self._make_id(self.next_publish), durability, targets)
+        return New(row, max(0, row_count - found))
 
     def _plan(
         self, key: Key, attempts: Iterable[bytes], first_offset: int, next_offset: int

@@ -626,6 +626,7 @@ class Coordinators:
                 # The topic's own level is the least in any case.
                 durability=max(committed.durability, Durability.MEMORY),
                 max_wait_ms=PUBLISH_WAIT_MS if publishing.is_first(partition) else 0,
+                row_count=part.row_count,
             )
             self._under_way += 1
             then = partial(self._answered, publishing, partition)

@@ -272,18 +272,20 @@ class Forwarding:
     def _count_lost(self, piece: Piece) -> None:
         source, (topic_id, partition) = piece.source, piece.key
         assert isinstance(source, Source)
-        assert piece.missing_count > 0
-        source.missing_count += piece.missing_count
-        self.missing_count += piece.missing_count
-        self._outbox.log(
-            "error",
-            _LOST,
-            staged=str(source.replica.name),
+        self.log_lost(
+            source,
+            piece.missing_count,
             offset=piece.head.offset,
             topic_id=topic_id.hex(),
             partition=partition,
-            rows=piece.missing_count,
         )
+
+    def log_lost(self, source: Source, row_count: int, **where: object) -> None:
+        assert row_count > 0
+        source.missing_count += row_count
+        self.missing_count += row_count
+        name = str(source.replica.name)
+        self._outbox.log("error", _LOST, staged=name, rows=row_count, **where)
 
     # --- sending -------------------------------------------------------------------------------
     def _renumbered(

@@ -29,7 +29,6 @@ from quiverlog.core.transactions.staged import (
     Done,
     Key,
     New,
-    NotHere,
     Staged,
     key_of,
 )
@@ -486,17 +485,12 @@ class Staging:
             request.first_offset,
             request.next_offset,
             request.durability,
+            request.row_count,
             replica.log.log_start_offset,
-            replica.log.log_end_offset,
         )
         if isinstance(answer, Done):
             then(self._response(led, answer.row), None, now)
             return
-        if isinstance(answer, NotHere):
-            raise NotLeader(
-                f"{replica.name} ends at {replica.log.log_end_offset}, the transaction's rows at"
-                f" {request.next_offset}."
-            )
         if isinstance(answer, New):
             row = answer.row
             number = PublishId.unpack(row.producer_id)
@@ -504,7 +498,7 @@ class Staging:
             assert number.leader_epoch == led.hosted.leader_epoch, "leaders share no numbers"
             # A power failure that took it would have its rows published twice.
             led.hosted.propose(
-                [row], now, partial(self._publish_safe, led, row), Durability.REPLICATED_FLUSHED
+                [row], now, partial(self._publish_safe, led, answer), Durability.REPLICATED_FLUSHED
             )
         waiter = _Turn(partial(self._expire, led, key), then)
         led.waiters.setdefault(key, []).append(waiter)
@@ -513,15 +507,19 @@ class Staging:
     def _publish_safe(
         self,
         led: _Led,
-        row: PublishRow,
+        new: New,
         _offset: int,
         error: QuiverlogError | None,
         now: Now,
     ) -> None:
         if error is not None:
-            self._answer(led, key_of(row), None, error, now)
-        else:
-            self._forward(led, row, now)
+            self._answer(led, key_of(new.row), None, error, now)
+            return
+        if new.missing_count:
+            tid = new.row.transactional_id
+            led.miss(tid, new.missing_count)
+            self._forwarding.log_lost(led.source, new.missing_count, transactional_id=tid)
+        self._forward(led, new.row, now)
 
     def _forward(self, led: _Led, row: PublishRow, now: Now) -> None:
         assert self._is_led(led), "rows are forwarded by the leader alone"

@@ -21,7 +21,6 @@ from quiverlog.core.transactions.staged import (
     Key,
     Known,
     New,
-    NotHere,
     Staged,
     StagedOf,
     key_of,
@@ -71,9 +70,10 @@ def publish(
     *attempts: bytes,
     key: Key = KEY,
     span: tuple[int, int] = (0, END),
-    log: tuple[int, int] = (0, END),
+    rows: int = -1,
+    log_start: int = 0,
 ) -> object:
-    return staged.publish(key, attempts, *span, 2, *log)
+    return staged.publish(key, attempts, *span, 2, rows, log_start)
 
 
 def published(
@@ -212,20 +212,26 @@ def test_done_is_answered_when_the_row_of_kind_2_is_proposed() -> None:
 def test_done_is_answered_where_the_log_start_is_behind_all_its_rows(
     start: int, is_done: bool
 ) -> None:
-    answer = publish(Staged(make_id), A, span=(50, 101), log=(start, END))
+    answer = publish(Staged(make_id), A, span=(50, 101), log_start=start)
     assert (answer == Done(None)) == is_done
-    # Rows that a fault took: what is missing is judged behind a publish row.
     assert isinstance(answer, New) != is_done
 
 
-@pytest.mark.parametrize(("end", "is_here"), [(100, False), (101, True), (102, True)])
-def test_a_log_that_does_not_reach_the_rows_is_not_the_leader_s(end: int, is_here: bool) -> None:
-    answer = publish(index(row(A)), A, span=(100, 101), log=(0, end))
-    assert (answer == NotHere()) != is_here
+@pytest.mark.parametrize(("rows", "missing"), [(-1, 0), (14, 0), (15, 0), (16, 1), (35, 20)])
+def test_rows_that_a_fault_took_are_counted_and_the_others_published(
+    rows: int, missing: int
+) -> None:
+    answer = publish(index(row(A, 10), row(A, 5)), A, B, rows=rows)
+    assert isinstance(answer, New)
+    assert answer.missing_count == missing
+    assert [list(one.row_counts) for one in answer.row.targets] == [[10, 5]]
 
 
-def test_a_log_that_begins_and_ends_before_the_rows_is_not_the_leader_s() -> None:
-    assert publish(Staged(make_id), A, span=(50, 101), log=(100, 100)) == NotHere()
+def test_a_publish_does_not_wait_for_a_log_that_has_lost_all_rows_of_it() -> None:
+    """Seed 393321134 of the simulator: the power of all replicas had failed."""
+    answer = publish(Staged(make_id), A, span=(50, 101), rows=7)
+    assert isinstance(answer, New)
+    assert (answer.missing_count, answer.row.targets) == (7, ())
 
 
 def test_numbers_of_publishes_grow_by_one() -> None:

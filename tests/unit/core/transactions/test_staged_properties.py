@@ -83,7 +83,7 @@ class Against(RuleBasedStateMachine):
 
     @rule(key=KEYS, names=st.lists(NAMES, unique=True), first=st.integers(0, 9))
     def publish(self, key: Key, names: list[bytes], first: int) -> None:
-        answer = self.staged.publish(key, names, first, self.end, 2, 0, self.end)
+        answer = self.staged.publish(key, names, first, self.end, 2, -1, 0)
         ending = [one for one in self.pending if isinstance(one, DoneRow) and key_of(one) == key]
         if key in self.naive.done:
             assert answer == Done(self.naive.done[key])

@@ -484,7 +484,7 @@ def test_a_decided_front_is_not_named() -> None:
     world.stage("a", byte_count=100)
     world.stage("b", byte_count=100)
     index = world.staged[0]
-    new: Any = index.publish(Key("a", 1, 2), [ATTEMPT], 0, 1, 2, 0, index.next_offset)
+    new: Any = index.publish(Key("a", 1, 2), [ATTEMPT], 0, 1, 2, -1, 0)
     index.pend(new.row)
     world.pass_ms(MINUTE_MS + ROUND_MS)
     assert world.pinning == []

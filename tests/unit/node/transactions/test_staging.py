@@ -257,11 +257,21 @@ def test_a_publish_that_takes_longer_goes_on(staging: Staging) -> None:
     assert published(staging, staging.publish(first + 1)).targets
 
 
-def test_a_log_that_ends_before_the_rows_is_not_the_leaders(staging: Staging) -> None:
+def test_rows_that_a_fault_took_from_the_log_are_counted_and_not_waited_for(
+    staging: Staging,
+) -> None:
     first = staging.stage(staging.row([1]))
-    asked = staging.publish(first + 2)
-    assert published(staging, asked).error_code == NotLeader.code
-    assert staging.index.next_offset == first + 1
+    asked = staging.publish(first + 2, row_count=4)
+    staging.settle()
+    assert published(staging, asked).targets == [end(0, 1, 1, staging.topic)]
+    assert staging.rows() == [(0, 1)]
+    (one,) = described(staging, "id").transactions
+    assert [rows.missing_count for rows in one.staged] == [3]
+    lost = "rows of a committed transaction are lost"
+    (line,) = [one for one in staging.node.lines if one.event == lost]
+    assert (line.fields["rows"], line.fields["transactional_id"]) == (3, "id")
+    assert published(staging, staging.publish(first + 2, row_count=4)).targets
+    assert sum(one.event == lost for one in staging.node.lines) == 1
 
 
 @pytest.mark.parametrize(
