@@ -58,6 +58,7 @@ TRANSACTIONS: Final[dict[str, str]] = {
     "OpenTransactionResponse.is_publishing": "the last one is decided and not yet in its topics",
     "PublishRequest.attempts": "those that count",
     "PublishRequest.durability": "as the commit asked for it",
+    "PublishRequest.row_count": "rows that the decision counted; -1: not given",
     "PublishRequest.first_offset": "no staged row of these attempts lies before it",
     "PublishRequest.next_offset": "no staged row of these attempts lies there or behind it",
     "PublishResponse.durability": f"the weakest of the targets': {LEVELS}",

@@ -494,7 +494,7 @@ class PublishRequest(Request, array_like=True, gc=False):
     durability: Int32 = Durability.TOPIC_DEFAULT
     # An answer that is held back longer than its asker waits would be lost.
     max_wait_ms: Int32 = 0
-    # -1: of a coordinator that does not say it.
+    # -1: not given, by an older coordinator.
     row_count: Int64 = -1
 
 

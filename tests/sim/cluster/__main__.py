@@ -50,11 +50,13 @@ def main() -> int:
         return 1 if _hunt(options) else 0
     first = options.first if options.seed is None else options.seed
     count = options.seeds if options.seed is None else 1
-    failed = 0
+    failed = count_left_out = 0
     simulated_s = took_s = 0.0
     counts: Counter[str] = Counter()
     for seed in range(first, first + count):
-        if options.transactions and not ClientPlan.draw(seed).has_transactions:
+        is_chosen = options.seed is not None
+        if options.transactions and not is_chosen and not ClientPlan.draw(seed).has_transactions:
+            count_left_out += 1
             continue
         began = time.process_time()
         try:
@@ -80,6 +82,7 @@ def main() -> int:
         )
     if options.stats:
         print(report(counts))
+    count -= count_left_out
     pace = simulated_s / took_s if took_s else 0.0
     print(
         f"{count - failed} of {count} runs kept every promise, {simulated_s / 3600:.2f} simulated"
