@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import os
 import re
 import ssl
@@ -23,12 +24,15 @@ __all__ = [
     "Certificate",
     "Fingerprint",
     "ServerTls",
+    "Verified",
+    "authorities_in",
     "certificates_in",
     "client_context",
     "fingerprint",
     "is_busy",
     "peer_names",
     "server_context",
+    "verified",
     "why_failed",
 ]
 
@@ -51,6 +55,18 @@ class Certificate(NamedTuple):
     serial: int
     not_before_s: float
     not_after_s: float
+
+
+class Verified(NamedTuple):
+    """Of the certificate that the other end has shown.
+
+    Attributes:
+        authority: of `authorities_in`, at the end of its chain.
+        ends_s: when the first of the chain does, in seconds since 1970.
+    """
+
+    authority: bytes
+    ends_s: float
 
 
 class ServerTls(NamedTuple):
@@ -137,6 +153,39 @@ def certificates_in(path: str) -> list[Certificate]:
         BadTlsFiles: it cannot be read, or has none.
     """
     try:
+        return [_certificate(der) for der in _ders(path)]
+    except (ValueError, IndexError, binascii.Error):
+        raise BadTlsFiles(f"{path} has a damaged certificate") from None
+
+
+def authorities_in(path: str) -> frozenset[bytes]:
+    """Return a fingerprint of each certificate of a PEM file. Raises BadTlsFiles."""
+    try:
+        return frozenset(map(_digest, _ders(path)))
+    except (ValueError, IndexError, binascii.Error):
+        raise BadTlsFiles(f"{path} has a damaged certificate") from None
+
+
+def verified(tls: ssl.SSLObject | None) -> Verified | None:
+    """Return None where there is no TLS, or no certificate was asked for or shown."""
+    if tls is None or not tls.getpeercert(binary_form=True):
+        return None
+    if hasattr(tls, "get_verified_chain"):
+        chain = tls.get_verified_chain()
+    else:  # Python 3.11 and 3.12 have it in the object below.
+        found = tls._sslobj.get_verified_chain()  # type: ignore[attr-defined]
+        chain = [one.public_bytes(_DER) for one in found]
+    assert chain, "it was verified"
+    try:
+        ends_s = min(_certificate(der).not_after_s for der in chain)
+    except (ValueError, IndexError):
+        ends_s = 0.0  # A date that OpenSSL reads and Python does not, such as of the year 0.
+    return Verified(_digest(chain[-1]), ends_s)
+
+
+def _ders(path: str) -> list[bytes]:
+    """Raises BadTlsFiles, ValueError, IndexError: a certificate is damaged."""
+    try:
         with open(path, "rb") as file:
             text = file.read(_PEM_BYTES_MAX + 1)
     except OSError as error:
@@ -146,10 +195,7 @@ def certificates_in(path: str) -> list[Certificate]:
     blocks = _PEM.findall(text)
     if not blocks or len(blocks) > _CERTIFICATES_MAX:
         raise BadTlsFiles(f"{path} has {len(blocks) or 'no'} certificates in PEM form")
-    try:
-        return [_certificate(base64.b64decode(block, validate=False)) for block in blocks]
-    except (ValueError, IndexError, binascii.Error):
-        raise BadTlsFiles(f"{path} has a damaged certificate") from None
+    return [base64.b64decode(block, validate=False) for block in blocks]
 
 
 def peer_names(verified: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -249,6 +295,8 @@ _PEM: Final = re.compile(
     rb"-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----(.*?)-----END (?:TRUSTED |X509 )?CERTIFICATE",
     re.DOTALL,
 )
+_DER: Final = 2
+"""`_ssl.ENCODING_DER`."""
 _INTEGER, _SEQUENCE, _UTC_TIME, _TIME, _VERSION = 0x02, 0x30, 0x17, 0x18, 0xA0
 
 
@@ -269,6 +317,11 @@ def _certificate(der: bytes) -> Certificate:
     kind, begin, rest = _element(dates)
     last_kind, end, _ = _element(rest)
     return Certificate(serial, _time(kind, begin), _time(last_kind, end))
+
+
+def _digest(der: bytes) -> bytes:
+    _, _, behind = _element(der)  # OpenSSL's own form has more than the certificate.
+    return hashlib.sha256(der[: len(der) - len(behind)]).digest()
 
 
 def _element(data: bytes) -> tuple[int, bytes, bytes]:

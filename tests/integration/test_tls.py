@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import socket
 import ssl
 import subprocess
@@ -26,58 +24,28 @@ import quiverlog.testing
 from quiverlog.errors import ConnectionFailed, NotAuthenticated, TlsFailed, TlsRequired
 from quiverlog.local.authority import Authority
 from quiverlog.local.cluster import LocalCluster
-from quiverlog.local.tls_files import BROKERS_CA, TlsFolder
+from quiverlog.local.tls_files import BROKERS_CA
 from quiverlog.tls import certificates_in
 from quiverlog.wire.broker_messages import BrokerHeartbeatRequest
 from tests.support.broker import BrokerProcess
 from tests.support.cluster_load import ClusterLoad
 from tests.support.rawclient import RawClient
+from tests.support.rotation import LOCAL_HOSTS, new_authority, reload, rotate_one, shown
 from tests.support.tls import write_files
 from tests.support.until import slack, until
 
 pytestmark = pytest.mark.process
 
-DEFAULT = "listeners.default"
 SCHEMA = pa.schema([("x", pa.int64())])
 ROTATIONS = 3
 ROTATIONS_LONG = 40
 ROTATION_S = 2.0
-DAYS = 30
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with quiverlog.testing.cluster(3, tls=True) as made:
         yield made
-
-
-def shown(address: str, ca: Path) -> int:
-    """The number of the certificate that a new connection is shown."""
-    host, _, port = address.rpartition(":")
-    context = ssl.create_default_context(cafile=str(ca))
-    with (
-        socket.create_connection((host, int(port)), timeout=10) as plain,
-        context.wrap_socket(plain, server_hostname=host) as tls,
-    ):
-        found = tls.getpeercert()
-        assert found is not None
-        return int(str(found["serialNumber"]), 16)
-
-
-def is_shown(address: str, ca: Path, serial: int) -> bool:
-    return shown(address, ca) == serial
-
-
-def reload(cluster: LocalCluster, node_id: int) -> None:
-    mark = cluster.brokers[node_id]._mark()
-    assert mark is not None
-    os.kill(mark.pid, signal.SIGHUP)
-
-
-def renew(cluster: LocalCluster, node_id: int) -> int:
-    name = cluster.tls.issue_broker(node_id, ("127.0.0.1", "localhost"), days=DAYS)
-    reload(cluster, node_id)
-    return certificates_in(str(cluster.tls.certificate(name)))[0].serial
 
 
 def test_rows_go_through_both_clients_and_the_command_line(cluster: LocalCluster) -> None:
@@ -99,7 +67,7 @@ def test_rows_go_through_both_clients_and_the_command_line(cluster: LocalCluster
 
 
 def test_doctor_says_when_certificates_end(cluster: LocalCluster) -> None:
-    cluster.tls.issue_broker(3, ("127.0.0.1", "localhost"), days=3)
+    cluster.tls.issue_broker(3, LOCAL_HOSTS, days=3)
     reload(cluster, 3)
     serial = certificates_in(str(cluster.tls.certificate("broker-3")))[0].serial
     until(lambda: shown(cluster.brokers[3].listen, cluster.tls.brokers_ca) == serial)
@@ -183,39 +151,6 @@ def has_moved_on(load: ClusterLoad, rows: int, next_s: float) -> bool:
     return load.rows > rows and time.monotonic() >= next_s
 
 
-def rotate_one(cluster: LocalCluster, node_id: int, broken: int) -> None:
-    """Show that a broken key, the `broken`th of this broker, changes nothing; then renew it."""
-    ca = cluster.tls.certificate(BROKERS_CA)
-    address, log = cluster.brokers[node_id].listen, cluster.brokers[node_id].log
-    before = shown(address, ca)
-    key = cluster.tls.key(f"broker-{node_id}")
-    whole = key.read_bytes()
-    key.write_bytes(b"broken")
-    reload(cluster, node_id)
-    until(lambda: log.read_text().count("changed TLS files are not used") >= broken)
-    assert shown(address, ca) == before
-    key.write_bytes(whole)
-    renewed = renew(cluster, node_id)
-    until(lambda: shown(address, ca) == renewed)
-
-
-def new_authority(cluster: LocalCluster) -> None:
-    """Replace the brokers' authority: first both count everywhere, then the new one signs."""
-    folder = cluster.tls
-    old = folder.certificate(BROKERS_CA).read_bytes()
-    new = Authority.make("another")
-    folder.certificate(BROKERS_CA).write_bytes(new.certificate + old)
-    folder.key(BROKERS_CA).write_bytes(new.key)
-    for node_id in cluster.brokers:
-        reload(cluster, node_id)
-    for node_id in cluster.brokers:
-        serial, address = renew(cluster, node_id), cluster.brokers[node_id].listen
-        until(partial(is_shown, address, folder.brokers_ca, serial))
-    folder.certificate(BROKERS_CA).write_bytes(new.certificate)
-    for node_id in cluster.brokers:
-        reload(cluster, node_id)
-
-
 def test_certificates_and_their_authority_are_replaced_under_load(cluster: LocalCluster) -> None:
     rotate(cluster, ROTATIONS, 0.1)
     # Brokers that start now accept each other by the new authority alone.
@@ -227,38 +162,6 @@ def test_certificates_and_their_authority_are_replaced_under_load(cluster: Local
 @pytest.mark.timeout(900)
 def test_certificates_are_replaced_again_and_again(cluster: LocalCluster) -> None:
     rotate(cluster, ROTATIONS_LONG, ROTATION_S)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_a_running_cluster_gets_tls_and_loses_none() -> None:
-    """Brokers restart one after the other under load, first without requiring TLS."""
-    with quiverlog.testing.cluster(3) as cluster:
-        plain = quiverlog.Security(tls=False)
-        with ClusterLoad(cluster.bootstrap, "upgraded", security=plain, partitions=3) as load:
-            until(lambda: load.rows > 10)
-            TlsFolder.make(cluster.tls.path, cluster.cluster_id, days=DAYS)
-            cluster.config[f"{DEFAULT}.tls.required"] = "false"
-            roll(cluster, load)
-        assert load.done().wrong() == []
-        by_tls = cluster.security
-        with ClusterLoad(cluster.bootstrap, "secured", security=by_tls, partitions=3) as load:
-            until(lambda: load.rows > 10)
-            del cluster.config[f"{DEFAULT}.tls.required"]
-            roll(cluster, load)
-        assert load.done().wrong() == []
-        with pytest.raises(TlsRequired):
-            quiverlog.connect(cluster.bootstrap, security=plain)
-        logs = "".join(broker.log.read_text() for broker in cluster.brokers.values())
-        assert "NOT_AUTHENTICATED" not in logs
-
-
-def roll(cluster: LocalCluster, load: ClusterLoad) -> None:
-    for node_id in cluster.brokers:
-        assert cluster.brokers[node_id].stop(60)
-        cluster.start()
-        rows = load.rows
-        until(partial(has_moved_on, load, rows, 0.0))
 
 
 def rss_bytes(broker: BrokerProcess) -> int:

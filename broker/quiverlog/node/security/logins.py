@@ -411,7 +411,7 @@ class Logins:
     def _counts(self, login: _Login) -> bool:
         image = self._view.image
         if login.mechanism == CERTIFICATE:
-            return True  # The authority decides, and connections end with the certificates' files.
+            return True  # The authority decides; the server ends the connection with it.
         assert login.stored_key, "it was proved"
         user = image.users.get(login.user)
         if user is None:

@@ -21,6 +21,7 @@ from quiverlog.limits import (
 )
 from quiverlog.node.runtime.config import LISTENER_DEFAULT
 from quiverlog.node.runtime.events import ConnectionClosed, ConnectionOpened, Event, RequestsEnded
+from quiverlog.server.net.certified import Certified
 from quiverlog.server.net.clocks import monotonic_us, read_clocks
 from quiverlog.server.net.connections import ConnectionState, ConnectionTable, Entry
 from quiverlog.server.net.memory import MemoryBudget
@@ -136,6 +137,8 @@ class ConnectionContext(NamedTuple):
     """So must clients."""
     local_reads: bool = True
     """False: the listener's clients read no log files themselves."""
+    certified: Certified | None = None
+    """None: the listener has no TLS."""
 
 
 CHUNK_REQUESTS_MAX: Final = 64
@@ -229,6 +232,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if self.connection_id < 0:
             self.refuse()
             return
+        if context.certified is not None:
+            context.certified.add(self, transport.get_extra_info("ssl_object"))
         names = peer_names(transport.get_extra_info("peercert"))
         context.runner.deliver(
             ConnectionOpened(self.connection_id, self.peer, context.listener, names)
@@ -306,6 +311,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if self._writer is not None:
             self._writer.clear()
         context = self._context
+        if context.certified is not None:
+            context.certified.remove(self)
         context.memory.remove(self)
         if self.connection_id >= 0:
             context.metrics.connections_open -= 1
@@ -524,6 +531,11 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._context.log.info("connection closed", peer=self.peer, why=why)
             self.flush()
             self._half_close()
+
+    def certificate_ended(self, why: str) -> None:
+        if not self._closing:
+            self._context.metrics.count_closed("certificate")
+            self.close_soon(why)
 
     def refuse(self) -> None:
         if self._closing:

@@ -135,6 +135,7 @@ class Listeners:
         self.addresses[context.listener] = socket_address(sock)
         handshakes = None
         if tls is not None:
+            context = context._replace(certified=tls.certified)
             table = context.connections
             handshakes = Handshakes(
                 self._loop,

@@ -21,12 +21,14 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from quiverlog.addresses import Address
 from quiverlog.errors import InvalidConfig
+from quiverlog.server.net.certified import Certified
 from quiverlog.server.observe.logs import Logger
 from quiverlog.server.observe.metrics import ServerMetrics, TlsDates
 from quiverlog.tls import (
     BadTlsFiles,
     Fingerprint,
     ServerTls,
+    authorities_in,
     certificates_in,
     client_context,
     fingerprint,
@@ -58,6 +60,7 @@ class Contexts(NamedTuple):
     server: ssl.SSLContext
     client: ssl.SSLContext | None
     dates: TlsDates
+    authorities: frozenset[bytes]
 
 
 def _contexts(settings: ServerTls) -> Contexts:
@@ -80,18 +83,23 @@ def _contexts(settings: ServerTls) -> Contexts:
         authority_s=min((one.not_after_s for one in trusted), default=0.0),
         serial=f"{shown[0].serial:x}",
     )
-    return Contexts(server_context(settings), client, dates)
+    authorities = authorities_in(ca_file) if ca_file else frozenset()
+    return Contexts(server_context(settings), client, dates, authorities)
 
 
 class TlsHolder:
-    """The contexts of one listener's new connections; a reload replaces them as one."""
+    """The contexts of one listener's new connections; a reload replaces them as one.
 
-    __slots__ = ("contexts", "settings")
+    `certified`: its open connections, and this broker's links to others, that rest on certificates.
+    """
+
+    __slots__ = ("certified", "contexts", "settings")
 
     def __init__(self, settings: ServerTls) -> None:
         """Raises BadTlsFiles."""
         self.settings = settings
         self.contexts = _contexts(settings)
+        self.certified = Certified(self.contexts.authorities)
 
 
 def read_tls(by_listener: Mapping[str, ServerTls]) -> dict[str, TlsHolder]:
@@ -142,6 +150,8 @@ class TlsWatch:
         self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
+        for holder in self._holders.values():
+            holder.certified.close()
 
     def _look(self) -> None:
         changing = False
@@ -180,6 +190,7 @@ class TlsWatch:
         self._metrics.tls_files_refused[name] = 0
         before = holder.contexts.dates
         holder.contexts = found
+        holder.certified.trust(found.authorities)
         self._metrics.tls_dates[name] = found.dates
         self._log.warning(
             "TLS files are read again", listener=name, serial=found.dates.serial,

@@ -50,6 +50,7 @@ from quiverlog.limits import (
 )
 from quiverlog.node.runtime.effects import NO_TOKEN, Peer, Purpose, SendToPeer
 from quiverlog.node.runtime.events import Event, PeerClosed, ResponseReceived
+from quiverlog.server.net.certified import Certified
 from quiverlog.server.net.memory import MemoryBudget
 from quiverlog.server.net.peer import keep_alive
 from quiverlog.server.net.tls import TlsHolder
@@ -214,9 +215,10 @@ class Listener(Protocol):
 class Conversation(asyncio.BufferedProtocol):
     """One connection to another broker. Nothing but HELLO is sent before HELLO is answered."""
 
-    def __init__(self, listener: Listener, client_id: str) -> None:
+    def __init__(self, listener: Listener, client_id: str, certified: Certified | None) -> None:
         self._listener = listener
         self._client_id = client_id
+        self._certified = certified
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._receiver = FrameReceiver(own_bodies=True)
         self._protocol = ClientConnection()
@@ -234,9 +236,10 @@ class Conversation(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         keep_alive(transport)
         shown = transport.get_extra_info("peercert")
-        if shown is not None:
+        if shown is not None and self._certified is not None:
             self._names = peer_names(shown)
             self._writer = TlsWriter(self._transport)
+            self._certified.add(self, transport.get_extra_info("ssl_object"))
         self._write([self._protocol.hello(self._client_id, VERSION, BROKER_SOFTWARE)])
 
     def get_buffer(self, sizehint: int) -> Any:
@@ -296,6 +299,9 @@ class Conversation(asyncio.BufferedProtocol):
         """Return whether it may live on with these secrets. One without a proof may."""
         return self._connector is None or self._connector.secret in secrets
 
+    def certificate_ended(self, why: str) -> None:
+        self.end(PeerUnreachable(f"the connection ends: {why}."))
+
     @property
     def may_send(self) -> bool:
         return self.is_ready and not self._is_paused
@@ -321,6 +327,8 @@ class Conversation(asyncio.BufferedProtocol):
     def end(self, error: QuiverlogError) -> None:
         if not self.is_over:
             self.is_over = True
+            if self._certified is not None:
+                self._certified.remove(self)
             self._protocol.close()
             self._receiver.release()
             self._transport.abort()
@@ -610,7 +618,8 @@ class PeerLink:
         return _reason(failure)
 
     def _begin(self) -> Conversation:
-        self._begun = Conversation(self, self._context.client_id)
+        certified = self._context.tls.certified if self._context.tls is not None else None
+        self._begun = Conversation(self, self._context.client_id, certified)
         return self._begun
 
     def greeted(

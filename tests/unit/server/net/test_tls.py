@@ -9,9 +9,11 @@ import os
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import uvloop
@@ -20,12 +22,13 @@ from quiverlog.errors import InvalidConfig, TlsRequired
 from quiverlog.local.authority import Authority
 from quiverlog.node.runtime.effects import Effect, Respond
 from quiverlog.node.runtime.events import ConnectionOpened, RequestReceived
+from quiverlog.server.net import certified as certified_module
 from quiverlog.server.net import tls as tls_module
 from quiverlog.server.net.tls import TlsHolder, TlsWatch, read_tls
 from quiverlog.server.net.tls_writer import STEP_BYTES, TlsWriter
 from quiverlog.server.observe.logs import make_logger
 from quiverlog.server.observe.metrics import ServerMetrics
-from quiverlog.tls import ServerTls, client_context
+from quiverlog.tls import ServerTls, certificates_in, client_context
 from quiverlog.wire import messages as m
 from quiverlog.wire.frames import decode_error, encode
 from tests.support.server import PLACES, Client, Server, echo, request, serving, until
@@ -418,7 +421,7 @@ def test_changed_files_count_and_broken_ones_change_nothing(
     run(course())
 
 
-def test_an_authority_that_is_taken_out_counts_for_no_new_connection(files, tmp_path, monkeypatch):
+def test_an_authority_that_is_taken_out_counts_for_no_connection(files, tmp_path, monkeypatch):
     monkeypatch.setattr(tls_module, "SETTLE_S", 0.01)
     old, new = Authority.make("old"), Authority.make("new")
     both = tmp_path / "both.pem"
@@ -426,15 +429,9 @@ def test_an_authority_that_is_taken_out_counts_for_no_new_connection(files, tmp_
     mine = [write_files(tmp_path, name, authority=of) for name, of in (("o", old), ("n", new))]
     given = TlsHolder(ServerTls(files.cert, files.key, str(both), "required"))
 
-    async def asks(server: Server, own: TlsFiles) -> Client:
-        made = await server.connect(**client(files, cert=own.cert, key=own.key))
-        made.writer.write(request(1))
-        assert await made.receive(1)
-        return made
-
     async def course() -> None:
         async with serving(tls=given) as server:
-            earlier = [await asks(server, own) for own in mine]
+            earlier = [await certified(server, files, own) for own in mine]
             watch = TlsWatch(
                 asyncio.get_running_loop(),
                 {"default": given},
@@ -446,15 +443,85 @@ def test_an_authority_that_is_taken_out_counts_for_no_new_connection(files, tmp_
             watch.request()
             await until(lambda: given.contexts is not before)
             watch.stop()
-            await asks(server, mine[1])
+            await certified(server, files, mine[1])
             with contextlib.suppress(OSError):
                 refused = await server.connect(**client(files, cert=mine[0].cert, key=mine[0].key))
                 refused.writer.write(request(1))
                 assert not await refused.receive(1)
             await until(lambda: handshakes(server).get("failed") == 1)
-            for one in earlier:
+            assert await earlier[0].ended()
+            earlier[1].writer.write(request(2))
+            assert await earlier[1].receive(1), "its authority counts"
+            assert server.metrics.connections_closed_by == {"certificate": 1}
+
+    run(course())
+
+
+async def certified(server: Server, files: TlsFiles, own: TlsFiles) -> Client:
+    made = await server.connect(**client(files, cert=own.cert, key=own.key))
+    made.writer.write(request(1))
+    assert await made.receive(1)
+    return made
+
+
+def test_a_connection_ends_with_the_certificate_that_it_has_shown(files, authority, tmp_path):
+    short, long = (
+        write_files(tmp_path, name, authority=authority, days=days)
+        for name, days in (("short", 2 / 86_400), ("long", 1))
+    )
+    given = holder(files, "wanted")
+
+    async def course() -> None:
+        async with serving(tls=given) as server:
+            lives = await certified(server, files, long)
+            anonymous = await server.connect(**client(files))
+            anonymous.writer.write(request(1))
+            assert await anonymous.receive(1)
+            ends = await certified(server, files, short)
+            assert len(given.certified) == 2
+            began_s = time.time()
+            assert await ends.ended()
+            assert time.time() - began_s < 5
+            assert time.time() >= certificates_in(short.cert)[0].not_after_s
+            for one in (lives, anonymous):
                 one.writer.write(request(2))
-                assert await one.receive(1), "open connections live on"
+                assert await one.receive(1)
+            assert "its certificate has expired" in server.log.getvalue()
+            lives.writer.close()
+            await until(lambda: not len(given.certified))
+            given.certified.close()
+
+    run(course())
+
+
+def test_an_authority_that_is_taken_out_during_a_handshake_counts_no_more(files):
+    given = holder(files, "required")
+
+    async def course() -> None:
+        async with serving(tls=given) as server:
+            # The handshake is over with the contexts of before.
+            given.certified.trust(frozenset())
+            late = await server.connect(**client(files, cert=files.cert, key=files.key))
+            assert await late.ended()
+            assert server.metrics.connections_closed_by == {"certificate": 1}
+
+    run(course())
+
+
+def test_the_clock_of_dates_may_be_set(files, monkeypatch):
+    monkeypatch.setattr(certified_module, "_LOOK_S_MAX", 0.02)
+    given = holder(files, "required")
+
+    async def course() -> None:
+        async with serving(tls=given) as server:
+            one = await certified(server, files, files)
+            end_s = certificates_in(files.cert)[0].not_after_s
+            with mock.patch.object(certified_module.time, "time", return_value=end_s - 1):
+                await asyncio.sleep(0.1)
+                one.writer.write(request(2))
+                assert await one.receive(1)
+            with mock.patch.object(certified_module.time, "time", return_value=end_s):
+                assert await one.ended()
 
     run(course())
 

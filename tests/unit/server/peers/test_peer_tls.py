@@ -175,6 +175,31 @@ def test_while_a_cluster_gets_tls_each_broker_is_reached_as_it_asks(
     assert isinstance(results[0], errors.TlsRequired if is_required else m.MetadataResponse)
 
 
+@pytest.mark.parametrize("case", ["expired", "taken out"])
+def test_a_link_ends_with_the_certificate_of_the_other_broker(
+    tmp_path: Path, authority: Authority, mine: TlsFiles, case: str
+) -> None:
+    days = 2 / 86_400 if case == "expired" else 1
+    theirs = write_files(tmp_path, "theirs", authority=authority, broker=(CLUSTER, 1), days=days)
+
+    async def course() -> None:
+        own = TlsHolder(ServerTls(mine.cert, mine.key, mine.ca, "required"))
+        links = Connections(target.port, tls=own)
+        token = links.ask()
+        await links.answered(token)
+        assert token in links.answers
+        assert len(own.certified) == links.metrics.peers_open == 1
+        if case == "taken out":
+            own.certified.trust(frozenset())
+        await links.until(lambda: not links.metrics.peers_open)
+        assert not len(own.certified)
+        assert case in links.log.getvalue()
+        links.peers.close()
+
+    with ScriptedBroker(tls=server(theirs, mine.ca), cluster_id=CLUSTER, node_id=1) as target:
+        uvloop.run(course())
+
+
 def ask_with_body(target: ScriptedBroker, mine: TlsFiles, body: bytes) -> None:
     async def course() -> None:
         holder = TlsHolder(ServerTls(mine.cert, mine.key, mine.ca, "required"))
