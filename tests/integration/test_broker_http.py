@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.broker import COMMAND, BrokerProcess
 from tests.support.rawclient import RawClient, make_batch
+from tests.support.tls import write_files
 from tests.support.until import slack, until
 
 pytestmark = pytest.mark.process
@@ -114,8 +115,10 @@ def test_what_is_answered_and_what_is_not(
         assert answer.endswith(b"\r\n\r\n")
 
 
-def test_the_page_is_of_the_cluster_as_the_broker_finds_it() -> None:
-    with BrokerProcess() as broker:
+def test_the_page_is_of_the_cluster_as_the_broker_finds_it(tmp_path: Path) -> None:
+    """No listener is asked: here it takes no client without a certificate and a login."""
+    config = write_files(tmp_path, "broker").settings("default", "required")
+    with BrokerProcess(config=config | {"listeners.default.authentication": "required"}) as broker:
         answer = talk(broker, REQUEST % b"/")
     assert status_of(answer) == 200
     assert b"<title>quiverlog: healthy</title>" in answer

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from quiverlog.addresses import Address
+from quiverlog.core.security.principals import of_broker
 from quiverlog.errors import (
     AuthenticationFailed,
     CorruptFrame,
@@ -240,6 +241,10 @@ class Node:
                 broker.jobs.done(event, now)
             case ConnectionOpened():
                 broker.clients.opened(event.connection_id, event.peer, event.listener)
+                if event.is_own:
+                    own = of_broker(broker.config.node_id)
+                    broker.clients.authenticated(event.connection_id, own)
+                    return
                 is_brokers = broker.proofs.opened(event.connection_id, event.listener, event.names)
                 broker.logins.opened(event.connection_id, event.listener, event.names)
                 if is_brokers:

@@ -23,7 +23,7 @@ from quiverlog.cli.console.spans import watch_option
 from quiverlog.cli.console.terminal import clear_screen
 
 if TYPE_CHECKING:
-    from quiverlog.cli.console.probes import Seen
+    from quiverlog.cli.console.probes import Door, Seen
     from quiverlog.client.client import Client
     from quiverlog.tls import ServerTls
 
@@ -110,8 +110,8 @@ def _look_at_topics(seen: Seen, client: Client) -> None:
     seen.not_raised.extend(unfinished_raises(seen.found, topics))
 
 
-def status_page(address: str, tls: ServerTls | None, why_not_ready: str) -> str:
-    """Return the page of the broker at `address`, whose listener there has `tls`."""
+def status_page(address: str, door: Door, tls: ServerTls | None, why_not_ready: str) -> str:
+    """Return the page of the broker at `address`, which `door` leads to; the others have `tls`."""
     from quiverlog.cli.console.probes import look_once
     from quiverlog.client.base.security import Security
     from quiverlog.client.client import Client
@@ -123,7 +123,8 @@ def status_page(address: str, tls: ServerTls | None, why_not_ready: str) -> str:
         security = Security(
             ca_file=tls.client_ca_file, cert_file=tls.cert_file, key_file=tls.key_file
         )
-    seen = look_once([address], time.monotonic() + _PAGE_S, security) if address else None
+    end_s = time.monotonic() + _PAGE_S
+    seen = look_once([address], end_s, security, door) if address else None
     if seen is None:
         reason = why_not_ready or "it does not answer itself: its log may have the reason"
         return _page("not known", f"<p>This broker: {escape(reason)}.</p>")
@@ -140,6 +141,7 @@ def status_page(address: str, tls: ServerTls | None, why_not_ready: str) -> str:
                 request_timeout=_PAGE_S / 2,
                 security=security,
             )
+            page.driver.door = door
             with contextlib.closing(page) as client:
                 _look_at_topics(seen, client)
     return _of_cluster(seen, why_not_ready)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from quiverlog.addresses import PORT_DEFAULT, Address, parse_addresses
 from quiverlog.cli.console.security import chosen_security
@@ -31,6 +31,9 @@ _AT_ONCE_MAX: Final = 64
 _ELECTION_S: Final = 3.0
 _PAUSE_S: Final = 0.25
 _NAMED_MAX: Final = 8
+
+
+Door = Callable[[Address], Any] | None
 
 
 class Probe(NamedTuple):
@@ -124,14 +127,17 @@ def look(bootstrap: str, timeout_s: float, *, wait_s: float = _ELECTION_S) -> Se
             time.sleep(_PAUSE_S)
 
 
-def look_once(given: Sequence[str], end_s: float, security: Security | None = None) -> Seen | None:
+def look_once(
+    given: Sequence[str], end_s: float, security: Security | None = None, door: Door = None
+) -> Seen | None:
     """Return the best of the answers until `end_s`; None: no given address answers.
 
     Args:
         security: None takes the command's.
+        door: `BlockingDriver.door`.
     """
     # The rest of the time is for the brokers that these answers name.
-    probes = probe(given, (end_s - time.monotonic()) * _GIVEN_PART, security)
+    probes = probe(given, (end_s - time.monotonic()) * _GIVEN_PART, security, door)
     best = _best(probes)
     if best is None:
         return None
@@ -177,7 +183,10 @@ def probe_brokers(found: ClusterDetail, timeout_s: float = _PROBE_S_MAX) -> list
 
 
 def probe(
-    addresses: Iterable[str], timeout_s: float, security: Security | None = None
+    addresses: Iterable[str],
+    timeout_s: float,
+    security: Security | None = None,
+    door: Door = None,
 ) -> list[Probe]:
     """Ask all addresses in parallel; return the probes in order. A late answer is a failure."""
     # Here: other threads have no context of the command.
@@ -189,7 +198,7 @@ def probe(
 
     def ask(address: str) -> None:
         with places:
-            answers[address] = _ask(address, limit_s, security)
+            answers[address] = _ask(address, limit_s, security, door)
 
     # Daemons: a name lookup may block for longer than the command waits.
     threads = [threading.Thread(target=ask, args=(one,), daemon=True) for one in asked]
@@ -203,7 +212,7 @@ def probe(
     return [answers.get(one) or Probe(one, None, late) for one in asked]
 
 
-def _ask(address: str, timeout_s: float, security: Security | None) -> Probe:
+def _ask(address: str, timeout_s: float, security: Security | None, door: Door) -> Probe:
     from quiverlog.client.admin.cluster import describe_cluster_at
     from quiverlog.client.client import Client
 
@@ -216,6 +225,7 @@ def _ask(address: str, timeout_s: float, security: Security | None) -> Probe:
             request_timeout=timeout_s,
             security=security,
         )
+        client.driver.door = door
         try:
             found = client.run(describe_cluster_at(client.cluster, client.cluster.bootstrap[0]))
         finally:

@@ -118,7 +118,9 @@ class BlockingConnection:
         local_reads: LocalReads,
         tls: TlsContexts | None = None,
         credentials: Credentials | None = None,
+        plain: socket.socket | None = None,
     ) -> None:
+        """`plain`: is connected already, to a broker that asks for nothing."""
         self.address = address
         self._credentials = credentials or Credentials(settings.security)
         # When to log in again; None: never.
@@ -133,8 +135,12 @@ class BlockingConnection:
         self._protocol = ClientConnection()
         self._request: Request = HelloRequest()
         self._deadline_s = time.monotonic() + timeout_s
-        plain = _connect(address, timeout_s)
-        self._is_on_this_machine = _is_on_this_machine(plain)
+        self._is_on_this_machine = False
+        if plain is not None:
+            tls = None
+        else:
+            plain = _connect(address, timeout_s)
+            self._is_on_this_machine = _is_on_this_machine(plain)
         self._socket: socket.socket | TlsSocket = plain
         if tls is not None:
             self._socket = tls.connect(plain, address, self._deadline_s)
@@ -406,7 +412,10 @@ class BlockingReply:
 
 
 class BlockingDriver:
+    """`door`: returns a connection to an address that is not to be connected to."""
+
     def __init__(self, settings: Settings) -> None:
+        self.door: Callable[[Address], socket.socket | None] | None = None
         self._settings = settings
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -619,6 +628,7 @@ class BlockingDriver:
                 connection = idle.pop() if idle else None
             if connection is None:
                 timeout_s = min(within_s, self._settings.connect_timeout_s)
+                plain = None if self.door is None else self.door(call.address)
                 return BlockingConnection(
                     call.address,
                     self._settings,
@@ -626,6 +636,7 @@ class BlockingDriver:
                     self._local_reads,
                     self._tls,
                     self._credentials,
+                    plain,
                 )
             if not connection.is_stale():
                 try:

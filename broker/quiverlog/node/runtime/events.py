@@ -47,12 +47,14 @@ class RequestReceived(msgspec.Struct, gc=False):
 
 
 class ConnectionOpened(msgspec.Struct, frozen=True):
-    """`peer`: address and port. `names`: those of its certificate, `quiverlog.tls.peer_names`."""
+    """`peer`: address and port. `names`: those of its certificate, `quiverlog.tls.peer_names`.
+    `is_own`: the other end is this process, which may do all."""
 
     connection_id: int
     peer: str
     listener: str = LISTENER_DEFAULT
     names: tuple[str, ...] = ()
+    is_own: bool = False
 
 
 class ConnectionClosed(msgspec.Struct, frozen=True):

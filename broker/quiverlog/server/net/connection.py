@@ -137,6 +137,8 @@ class ConnectionContext(NamedTuple):
     """So must clients."""
     local_reads: bool = True
     """False: the listener's clients read no log files themselves."""
+    is_own: bool = False
+    """This process itself is at the other end."""
     certified: Certified | None = None
     """None: the listener has no TLS."""
 
@@ -236,7 +238,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             context.certified.add(self, transport.get_extra_info("ssl_object"))
         names = peer_names(transport.get_extra_info("peercert"))
         context.runner.deliver(
-            ConnectionOpened(self.connection_id, self.peer, context.listener, names)
+            ConnectionOpened(self.connection_id, self.peer, context.listener, names, context.is_own)
         )
         context.metrics.connections_accepted += 1
         context.metrics.connections_open += 1

@@ -46,7 +46,7 @@ def test_each_broker_s_own_answer_has_its_room_and_load(capsys: pytest.CaptureFi
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Seen | None]:
     """What `look_once` gives, the last for ever."""
     given: list[Seen | None] = []
-    monkeypatch.setattr(probes, "look_once", lambda _addresses, _end_s, _security: given[-1])
+    monkeypatch.setattr(probes, "look_once", lambda *_: given[-1])
     monkeypatch.setattr(status, "_look_at_topics", lambda _seen, _client: None)
     return given
 
@@ -57,7 +57,7 @@ def test_the_page_has_the_judgement_of_the_command(
     looked_at.append(
         seen(brokers=tuple(replace(broker(n, fenced=n == 2), rack="<b>") for n in (1, 2, 3)))
     )
-    page = status_page("h:9001", None, "")
+    page = status_page("h:9001", None, None, "")
     assert "<title>quiverlog: not healthy</title>" in page
     assert looked_at[-1] is not None
     for one in findings(looked_at[-1].found):
@@ -69,7 +69,7 @@ def test_the_page_has_the_judgement_of_the_command(
 
 def test_a_healthy_cluster_has_nothing_to_do(looked_at: list[Seen | None]) -> None:
     looked_at.append(Seen(cluster()))
-    page = status_page("h:9001", None, "fenced: no controller")
+    page = status_page("h:9001", None, None, "fenced: no controller")
     assert "<title>quiverlog: healthy</title>" in page
     assert "<p>Nothing.</p>" in page
     assert "<td>fenced: no controller</td>" in page
@@ -78,16 +78,16 @@ def test_a_healthy_cluster_has_nothing_to_do(looked_at: list[Seen | None]) -> No
 def test_other_brokers_are_judged_by_the_controller(looked_at: list[Seen | None]) -> None:
     # Their addresses for clients need not lead to them from here: those of containers do not.
     looked_at.append(seen())
-    page = status_page("h:9001", None, "")
+    page = status_page("h:9001", None, None, "")
     assert "<title>quiverlog: healthy</title>" in page
     assert "<td>3 of 3 live, 2 answer this machine</td>" in page
     assert "<p>Nothing.</p>" in page
 
 
 def test_a_broker_that_starts_shows_why_it_takes_no_clients(looked_at: list[Seen | None]) -> None:
-    assert "<p>This broker: recovering.</p>" in status_page("", None, "recovering")
+    assert "<p>This broker: recovering.</p>" in status_page("", None, None, "recovering")
     looked_at.append(None)
-    assert "This broker: it does not answer itself" in status_page("h:9001", None, "")
+    assert "This broker: it does not answer itself" in status_page("h:9001", None, None, "")
 
 
 # --- again and again ------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from quiverlog.wire.authentication_messages import (
     TOKEN,
     AuthenticateRequest,
 )
+from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.peer_proof import NONCE_BYTES, ClusterSecrets, Connector, Parties
 from quiverlog.wire.registry import APIS
 from quiverlog.wire.security.scram import SCRAM_SHA_256, SCRAM_SHA_512, make_credential
@@ -108,6 +109,15 @@ def test_a_user_logs_in_by_its_password(node: NodeDriver, mechanism: str) -> Non
     assert (answer.is_done, answer.principal, answer.expires_ms) == (True, "user:bob", -1)
     assert who(node, OTHER) == "user:bob"
     assert node.metrics.logins == 3
+
+
+def test_the_broker_s_own_process_needs_no_login_and_no_rules(node: NodeDriver) -> None:
+    node.send(ConnectionOpened(OTHER, "?", is_own=True))
+    hello = node.call(m.HelloRequest(client_id="page"), connection=OTHER)[0]
+    assert not hello.needs_authentication
+    assert who(node, OTHER) == f"broker:{node.node.broker.config.node_id}"
+    answer = node.call(DescribeClusterRequest(), connection=OTHER)[0]
+    assert not answer.error_code, answer.error_message
 
 
 def test_hello_names_what_is_asked(node: NodeDriver) -> None:
