@@ -104,6 +104,7 @@ LIMITS: Final[dict[str, tuple[str, str]]] = {
     "RESOLVE_STAGED_ENTRIES_MAX": ("transactions in a RESOLVE_STAGED", "CORRUPT_FRAME"),
     "RULES_MAX": ("rules of a cluster", "POLICY_VIOLATION"),
     "RULES_PER_REQUEST_MAX": ("rules in a request", "CORRUPT_FRAME or INVALID_REQUEST"),
+    "QUOTAS_MAX": ("quotas of a cluster, and in a request", "POLICY_VIOLATION or CORRUPT_FRAME"),
     "PRINCIPAL_CHARS_MAX": ("characters of a principal", "CORRUPT_FRAME or INVALID_REQUEST"),
     "ERROR_MESSAGE_CHARS_MAX": ("characters of an error's text", "it is cut"),
 }

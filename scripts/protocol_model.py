@@ -430,6 +430,7 @@ CLOSING: Final[tuple[type[e.QuiverlogError], ...]] = (
     e.NotAuthenticated,
     e.AuthenticationFailed,
     e.CredentialsExpired,
+    e.QuotaExceeded,
     e.TooManyConnections,
     e.TooManyConnectionsFromAddress,
 )
@@ -636,6 +637,8 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
     Api.REPORT_LOG_ENDS: (e.NotController, e.StaleBrokerEpoch, e.WrongListener),
     Api.ALTER_ACLS: (e.NotController, e.FeatureNotFinalised, e.PolicyViolation),
     Api.DESCRIBE_ACLS: (),
+    Api.ALTER_QUOTAS: (e.NotController, e.FeatureNotFinalised, e.PolicyViolation),
+    Api.DESCRIBE_QUOTAS: (),
     Api.OPEN_TRANSACTION: (
         *_COORDINATOR,
         e.NotController,

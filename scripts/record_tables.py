@@ -194,6 +194,16 @@ RECORDS: Final[dict[str, tuple[str, dict[str, str]]]] = {
         "in a snapshot: numbers of rules below were used",
         {"next_rule_id": "number of the next rule"},
     ),
+    "QuotaRecord": (
+        "a quota, in place of the one before; with three times 0 it is gone",
+        {
+            "kind": "whose, as in ALTER_QUOTAS",
+            "name": "name of the user or client",
+            "bytes_in": "bytes of PRODUCE in a second; 0: no such limit",
+            "bytes_out": "bytes of rows for FETCH in a second; 0: no such limit",
+            "connections": "connections; 0: no such limit",
+        },
+    ),
 }
 
 

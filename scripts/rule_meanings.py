@@ -1,4 +1,4 @@
-"""The meanings of the fields of the rules' messages, for `protocol_model`."""
+"""The meanings of the fields of the rules' and quotas' messages, for `protocol_model`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,24 @@ _RULE: Final = {
     "principal": "`user:NAME`, `user:*` each user, `anonymous`, `*` each caller",
 }
 
+_WHOSE: Final = "1 user, 2 client id, 3 default"
+
 RULES: Final[dict[str, str]] = {
+    "AlterQuotasRequest.changes": "of quotas, each of one user, client id or default",
+    "AlterQuotasResponse.metadata_version": "from which on they hold",
+    "DescribeQuotasRequest.kind": f"whose: 0 any, {_WHOSE}",
+    "DescribeQuotasRequest.name": "of this user or client id; nil: any",
+    "DescribeQuotasResponse.metadata_version": "up to which the broker has applied the metadata",
+    "DescribeQuotasResponse.quotas": "by kind and name",
+    "FetchResponse.throttle_ms": "time until the next FETCH is read: the client is over its quota;"
+    " the broker reads nothing from the connection meanwhile",
+    "ProduceResponse.throttle_ms": "as of FETCH, for the next PRODUCE",
+    "QuotaPart.bytes_in": "of whole PRODUCE requests, in a second; 0: no limit, -1 in a change:"
+    " as it is",
+    "QuotaPart.bytes_out": "of the batches in answers to FETCH, also where they name files",
+    "QuotaPart.connections": "open at a time at one broker",
+    "QuotaPart.kind": _WHOSE,
+    "QuotaPart.name": "of the user or client id; empty for the default",
     **{
         f"{part}.{name}": about
         for part in ("RulePart", "NumberedRule")

@@ -183,6 +183,7 @@ def metadata_records() -> list[dict[str, Any]]:
         r.RuleRecord(12, "user:alice", True, 1, 1, "orders-", True, "10.1.0.0/16"),
         r.RemoveRuleRecord(12),
         r.RuleNumberRecord(13),
+        r.QuotaRecord(1, "alice", 10_485_760, 0, 20),
     ]
     assert [type(one) for one in samples] == record_types(), "a vector for every record"
     return [

@@ -82,6 +82,7 @@ __all__ = [
     "PeerUnreachable",
     "PolicyViolation",
     "QuiverlogError",
+    "QuotaExceeded",
     "ReplicaNotAvailable",
     "RequestTimedOut",
     "SchemaMismatch",
@@ -713,6 +714,12 @@ class CredentialsExpired(QuiverlogError):
     code = 106
     retriable = True
     hint = "Make a new token, with a longer life where the work takes longer than that."
+
+
+class QuotaExceeded(QuiverlogError):
+    code = 107
+    retriable = True
+    hint = "Close idle clients, or raise the quota: `quiverlog quota list` shows it."
 
 
 class UnknownUser(QuiverlogError):

@@ -254,6 +254,17 @@ RULES_PER_REQUEST_MAX: Final = 1_000
 PRINCIPAL_CHARS_MAX: Final = 256
 DECISIONS_CACHED_MAX: Final = 50_000
 
+QUOTAS_MAX: Final = 1_000
+"""One answer has them all."""
+QUOTA_BYTES_MIN: Final = 64 * KIB
+"""A second. A request of 1 MiB would mute its client for longer than clients wait."""
+QUOTA_BYTES_MAX: Final = 1_024 * GIB
+QUOTA_CONNECTIONS_MAX: Final = 1_000_000
+MUTED_US_MAX: Final = 1_000_000
+"""Until the broker looks again whether a client is still over its quota."""
+THROTTLE_MS_MAX: Final = 60_000
+"""The longest that a client waits for the `throttle_ms` of an answer."""
+
 FEATURE_LEVEL_MIN: Final = 1
 FEATURE_LEVEL_MAX: Final = 3
 """See core/controller/features.py."""

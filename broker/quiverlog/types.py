@@ -29,6 +29,7 @@ __all__ = [
     "Now",
     "Operation",
     "PublishId",
+    "QuotaKind",
     "ResourceKind",
     "TopicPartition",
 ]
@@ -137,6 +138,19 @@ class ResourceKind(enum.IntEnum):
     CLUSTER = 4
     USER = 5
     TOKEN = 6
+
+    @property
+    def label(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+
+class QuotaKind(enum.IntEnum):
+    """Whose a quota is. Numbers are stored and sent."""
+
+    USER = 1
+    CLIENT_ID = 2
+    DEFAULT = 3
+    """Each user, and each address of clients that have not logged in, has one of its own."""
 
     @property
     def label(self) -> str:

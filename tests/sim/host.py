@@ -26,6 +26,7 @@ from quiverlog.node.runtime.effects import (
     CloseConnection,
     ClosePeer,
     ConfigChanged,
+    ConnectionMuted,
     ConnectionProved,
     Effect,
     ListenToBrokers,
@@ -78,12 +79,12 @@ Plant = Callable[[], AbstractContextManager[object]]
 class _Inbound:
     """The server's end of a connection."""
 
-    __slots__ = ("connection", "inbox", "is_ended", "is_reading", "receiver")
+    __slots__ = ("connection", "inbox", "is_ended", "is_muted", "is_reading", "receiver")
 
     def __init__(self, connection: Connection, scratch: bytearray, pool: BufferPool) -> None:
         self.connection = connection
         self.inbox = bytearray()
-        self.is_reading = self.is_ended = False
+        self.is_reading = self.is_ended = self.is_muted = False
         self.receiver = FrameReceiver(header_bytes_max=HEADER_BYTES_MAX, scratch=scratch, pool=pool)
 
 
@@ -335,6 +336,8 @@ class Host:
                     self.world.started(self)
                 case ConnectionProved():
                     self.world.events["brokers that have proved that they are"] += 1
+                case ConnectionMuted():
+                    self._mute(effect)
                 case ConfigChanged():
                     self.world.events["configuration followed"] += 1
                 case Audited():
@@ -370,9 +373,23 @@ class Host:
         if inbound is None or self.node is None:
             return
         inbound.inbox += data
-        if not inbound.is_reading:
+        self._read_soon(inbound)
+
+    def _read_soon(self, inbound: _Inbound) -> None:
+        if not (inbound.is_reading or inbound.is_muted):
             inbound.is_reading = True
             self.world.at(self.rng.randrange(1, 1_500), lambda: self._read(inbound))
+
+    def _mute(self, effect: ConnectionMuted) -> None:
+        inbound = self._inbound.get(effect.connection_id)
+        if inbound is None:
+            return
+        if inbound.is_muted is effect.is_muted:
+            raise Violation(f"a connection is muted twice, or not at all: {effect}")
+        self.world.events["connections muted"] += effect.is_muted
+        inbound.is_muted = effect.is_muted
+        if inbound.inbox:
+            self._read_soon(inbound)
 
     def on_closed(self, connection: Connection) -> None:
         """Endpoint protocol: what the client had sent is read before the loop learns of its end."""
@@ -397,6 +414,8 @@ class Host:
         inbound.is_reading = False
         number = inbound.connection.number
         while inbound.inbox and self.node is not None and number in self._inbound:
+            if inbound.is_muted:
+                break
             buffer = inbound.receiver.get_buffer()
             size = min(len(buffer), len(inbound.inbox))
             buffer[:size] = inbound.inbox[:size]

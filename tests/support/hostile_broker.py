@@ -225,6 +225,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("add_rules", _with_rules),
     Action("remove_rules", _without_rules),
     Action("list_rules", lambda c: c.list_rules()),
+    Action("set_quota", lambda c: c.set_quota("client-id", "other", connections=5)),
+    Action("list_quotas", lambda c: c.list_quotas()),
     Action("check_access", lambda c: c.check_access("user:alice", "read", "topic", TOPIC)),
     Action("list_users", lambda c: c.list_users()),
     Action("create_user", _with_user(lambda c: c.list_users("alice", with_tokens=True))),

@@ -22,8 +22,8 @@ ROOT = Security(tls=False, user="root", password=ROOT_PASSWORD)
 
 
 @contextlib.contextmanager
-def secured_broker(folder: Path) -> Iterator[BrokerProcess]:
-    """The administrator is `root`."""
+def secured_broker(folder: Path, **more: object) -> Iterator[BrokerProcess]:
+    """The administrator is `root`. `more`: keys of the configuration, with `_` for `.`."""
     lines = [
         credential_line(
             "root",
@@ -34,5 +34,7 @@ def secured_broker(folder: Path) -> Iterator[BrokerProcess]:
     ]
     admin = folder / f"admin-{os.urandom(4).hex()}.credential"
     write_secret_file(admin, lines)
-    with BrokerProcess(config={**SECURED, "admin.credential.file": str(admin)}) as broker:
+    keys = {key.replace("_", "."): value for key, value in more.items()}
+    config = {**SECURED, "admin.credential.file": str(admin), **keys}
+    with BrokerProcess(config=config) as broker:
         yield broker

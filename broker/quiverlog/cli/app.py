@@ -35,6 +35,7 @@ _COMMANDS = {
     "secret": "quiverlog.cli.tools.secret:secret",
     "user": "quiverlog.cli.security.user:user",
     "token": "quiverlog.cli.security.token:token",
+    "quota": "quiverlog.cli.security.quota:quota",
     "whoami": "quiverlog.cli.security.user:whoami",
     "security": "quiverlog.cli.tools.security:security",
     "profile": "quiverlog.cli.tools.profile:profile",

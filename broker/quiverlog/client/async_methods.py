@@ -16,6 +16,7 @@ from quiverlog.wire import messages as m
 from quiverlog.wire.security.user_messages import UserChange
 
 from .admin import cluster as cluster_questions
+from .admin import quotas as quota_questions
 from .admin import rules as rule_questions
 from .admin import topics as topic_questions
 from .admin import users as user_questions
@@ -372,6 +373,35 @@ class AsyncMethods:
             UnknownConfig: there is no such key.
         """
         return await self.run(topic_questions.describe_configs(self.cluster, broker, keys))
+
+    @checked(bytes_in=optional(INT64), bytes_out=optional(INT64), connections=optional(INT64))
+    async def set_quota(
+        self,
+        kind: str,
+        name: str = "",
+        *,
+        bytes_in: int | None = None,
+        bytes_out: int | None = None,
+        connections: int | None = None,
+    ) -> None:
+        """Limit what a client may ask of each broker. All live brokers go by it afterwards.
+
+        Args:
+            kind: "user", "client-id" or "default".
+            bytes_in, bytes_out: in a second, of rows that are produced and read.
+            connections: open at a time. None leaves a limit as it is, 0 takes it away.
+
+        Raises:
+            InvalidRequest: no quota may be like this. NotAuthorized: it takes ALTER on the cluster.
+        """
+        await self.run(
+            quota_questions.change_quota(self.cluster, kind, name, bytes_in, bytes_out, connections)
+        )
+
+    @checked()
+    async def list_quotas(self) -> list[quota_questions.ClientQuota]:
+        """Return all quotas, those of users first."""
+        return await self.run(quota_questions.list_quotas(self.cluster))
 
     @checked(rules=_ACCESS_RULES)
     async def add_rules(self, rules: Sequence[rule_questions.AccessRule]) -> list[int]:

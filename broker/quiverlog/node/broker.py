@@ -71,6 +71,7 @@ from quiverlog.node.runtime.tasks import Tasks, TopicOrder
 from quiverlog.node.security.audit import Audit
 from quiverlog.node.security.authoriser import Authoriser
 from quiverlog.node.security.logins import Logins
+from quiverlog.node.security.quotas import Quotas
 from quiverlog.node.transactions.coordinators import Coordinators
 from quiverlog.node.transactions.forwarded import Targets
 from quiverlog.node.transactions.forwarding import Forwarding
@@ -274,6 +275,7 @@ class Broker:
         "purgatory",
         "quorum",
         "quorum_inbox",
+        "quotas",
         "reaper",
         "registered",
         "removal",
@@ -372,6 +374,7 @@ class Broker:
             self.metrics,
             is_on=self.config.authorises or self.config.audit_wanted,
         )
+        self.quotas = Quotas(self.view, self.clients, self.outbox, self.metrics)
         self.logins = Logins(
             self.config,
             self.clients,
@@ -381,6 +384,7 @@ class Broker:
             self.metrics,
             self.entropy,
             lambda: self.directory.cluster_id,
+            self.quotas.enter,
         )
         self.authoriser = Authoriser(self.config, self.view, self.clients, self.wakeups, audit)
 
@@ -574,6 +578,7 @@ class Broker:
             Timed(self.purgatory.next_deadline_us, None),
             Timed(self.peers.next_us, self.peers.expire),
             Timed(self.logins.next_us, self.logins.run),
+            Timed(self.quotas.next_us, self.quotas.run),
             Timed(self.flushes.next_us, self.flushes.run),
             Timed(self.appends.next_us, None),
             Timed(self.quorum.next_us, self.quorum.tick),
@@ -636,6 +641,7 @@ class Broker:
         self.live_config.look(now)
         self.logins.look(now)
         self.authoriser.look()
+        self.quotas.look()
         self.elections.applied(records, now)
         self.internal_raises.applied(records, now)
         self.creation_note.applied(records, now)
@@ -676,6 +682,7 @@ class Broker:
         self.logins.drop(connection_id)
         self.proofs.drop(connection_id, now)
         self.authoriser.drop(connection_id)
+        self.quotas.drop(connection_id)
         self.tasks.drop(connection_id)
         self.purgatory.drop(connection_id)
 

@@ -24,6 +24,7 @@ from quiverlog.errors import (
     NotAuthenticated,
     NotNegotiated,
     QuiverlogError,
+    QuotaExceeded,
     StorageFault,
     UnknownApi,
     UnsupportedVersion,
@@ -71,9 +72,10 @@ __all__ = ["Node"]
 
 _PROTOCOL_ERRORS: Final = (
     CorruptFrame, FrameTooLarge, UnknownApi, UnsupportedVersion, NotNegotiated, NotAuthenticated,
-    AuthenticationFailed, CredentialsExpired,
+    AuthenticationFailed, CredentialsExpired, QuotaExceeded,
 )  # fmt: skip
-"""After one of these the connection is closed: what comes over it can no longer be trusted."""
+"""After one of these the connection is closed: what comes over it can no longer be trusted, or has
+no place."""
 
 # Looking a member up in its enum costs more than the comparison.
 _RUNNING: Final = Phase.RUNNING
@@ -207,6 +209,8 @@ class Node:
             self._go_on_with(phase, now)
         broker.metrics.parked_requests = broker.purgatory.live
         broker.metrics.parked_entries = broker.purgatory.parked_entries
+        if broker.quotas.is_on:
+            self._guarded(broker.quotas.settle, now)
         return broker.outbox.take()
 
     def _go_on_with(self, phase: Phase, now: Now) -> None:
@@ -314,13 +318,16 @@ class Node:
             if (
                 event.connection_id in broker.logins.open
                 and kind not in _BEFORE_PROOF
-                and not broker.logins.admits(event.connection_id)
+                and not broker.logins.admits(event.connection_id, now)
             ):
                 return
             if kind in SENDERS:
                 check_peer(broker, event, now)
             elif broker.authoriser.is_on and kind in WHOLE:
                 broker.authoriser.check_whole(event.connection_id, request)
+            if broker.quotas.is_on and kind is m.ProduceRequest:
+                byte_count = event.header_bytes + len(event.body)
+                broker.quotas.received(event.connection_id, byte_count, now)
             # Admitted rows are in no log yet: no other request is handled before they are.
             if broker.appends.pending and kind is not m.ProduceRequest:
                 broker.appends.finish(now)

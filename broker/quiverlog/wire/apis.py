@@ -9,7 +9,7 @@ __all__ = ["Api", "Audience"]
 
 class Api(enum.IntEnum):
     """Numbers of the requests: new ones take the next that is free from 77 on. 28-36, 44,
-    57-59, 69, 70 and 73-76 are reserved for security, groups and links."""
+    57-59 and 73-76 are reserved for security, groups and links."""
 
     HELLO = 0
     METADATA = 1
@@ -55,6 +55,8 @@ class Api(enum.IntEnum):
     DESCRIBE_ACLS = 66
     ALTER_USERS = 67
     DESCRIBE_USERS = 68
+    ALTER_QUOTAS = 69
+    DESCRIBE_QUOTAS = 70
     CREATE_TOKEN = 71
     END_TOKENS = 72
     DESCRIBE_PRODUCER = 77

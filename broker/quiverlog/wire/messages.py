@@ -231,8 +231,11 @@ class ProducePartitionResult(Part, array_like=True, gc=False):
 
 
 class ProduceResponse(Response, array_like=True, gc=False):
+    """`throttle_ms`: the client is over its quota, and sends the next PRODUCE after this time."""
+
     API: ClassVar[Api] = Api.PRODUCE
     partitions: PerPartition[ProducePartitionResult] = []
+    throttle_ms: UInt31 = 0
 
 
 # --- FETCH: body = the partitions' batches, one after the other, in the order of `partitions` ----
@@ -314,8 +317,11 @@ class FetchPartitionResult(Part, array_like=True, gc=False):
 
 
 class FetchResponse(Response, array_like=True, gc=False):
+    """`throttle_ms`: as of PRODUCE, for the next FETCH."""
+
     API: ClassVar[Api] = Api.FETCH
     partitions: PerPartition[FetchPartitionResult] = []
+    throttle_ms: UInt31 = 0
 
 
 # --- LIST_OFFSETS ---------------------------------------------------------------------------------

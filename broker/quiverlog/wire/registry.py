@@ -31,6 +31,7 @@ from . import transaction_messages as t
 from . import voters_messages as v
 from .apis import Audience
 from .security import acl_messages as s
+from .security import quota_messages as o
 from .security import user_messages as u
 
 __all__ = ["ADMINISTRATION", "ALSO_ASK", "APIS", "SENDERS", "ApiSpec", "LateDecoder", "api_ranges"]
@@ -146,6 +147,8 @@ APIS: dict[int, ApiSpec] = {
         _spec(d.DecommissionBrokerRequest, d.DecommissionBrokerResponse, _ADMINISTRATION),
         _spec(s.AlterAclsRequest, s.AlterAclsResponse, _ADMINISTRATION),
         _spec(s.DescribeAclsRequest, s.DescribeAclsResponse, _CLIENTS),
+        _spec(o.AlterQuotasRequest, o.AlterQuotasResponse, _ADMINISTRATION),
+        _spec(o.DescribeQuotasRequest, o.DescribeQuotasResponse, _CLIENTS),
         _spec(t.OpenTransactionRequest, t.OpenTransactionResponse, _CLIENTS),
         _spec(
             t.CommitTransactionRequest,

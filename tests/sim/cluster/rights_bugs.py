@@ -33,6 +33,20 @@ RIGHTS_BUGS: Final[tuple[Bug, ...]] = (
         shape={**_RESTARTED, "buggy_everywhere": False},
     ),
     make_bug(
+        "a quota is lost in a snapshot",
+        "core.controller.image:Image.snapshot_records",
+        "for owner, quota in self.quotas.items())",
+        "for owner, quota in self.quotas.items() if quota.bytes_in)",
+        shape={**_RESTARTED, "buggy_everywhere": True},
+    ),
+    make_bug(
+        "a change of one limit takes the others away",
+        "core.security.quotas:change",
+        "old if new == UNCHANGED else new",
+        "0 if new == UNCHANGED else new",
+        shape={**_SPIED, "buggy_everywhere": True},
+    ),
+    make_bug(
         "decisions outlive the rules",
         f"{_RIGHTS}:Decisions.look",
         "or rules.version != self._version",

@@ -7,7 +7,7 @@ Owns these promises, by a model of ten lines of its own:
    offsets, or that a topic exists.
 2. a parked fetch whose right has ended is answered in the call that brings the rules.
 3. rules that were confirmed are in the controller's metadata at the end, and those whose removal
-   was confirmed are not.
+   was confirmed are not; quotas are there as they were confirmed last.
 
 Spies do not log in: their connections have names. All other clients are super users.
 """
@@ -22,10 +22,12 @@ from quiverlog.client.admin.rules import AccessRule
 from quiverlog.core.controller.internal_topics import is_internal
 from quiverlog.core.security.acls import Rule
 from quiverlog.core.security.principals import Principal, of_user
+from quiverlog.core.security.quotas import Owner, Quota
 from quiverlog.errors import FeatureNotFinalised, NotAuthorized, QuiverlogError
+from quiverlog.limits import QUOTA_BYTES_MIN
 from quiverlog.node.apis.fetch import FetchWaiter
 from quiverlog.node.runtime.outbox import Outbox
-from quiverlog.types import LATEST, Operation
+from quiverlog.types import LATEST, Operation, QuotaKind
 from quiverlog.wire import messages as m
 from tests.sim.checker import Checker, Key, Violation
 from tests.sim.host import Host
@@ -46,6 +48,8 @@ _SPY: Final = "spy"
 _OPERATIONS: Final = ("read", "read", "describe", "all")
 _PAUSE_US: Final = 60_000
 _KEPT_MAX: Final = 12
+_QUOTAS: Final = (("user", "alice"), ("user", "bob"), ("client-id", "app"), ("default", ""))
+_LIMITS: Final = ("bytes_in", "bytes_out", "connections")
 
 
 def principal_of(client_name: str) -> Principal | None:
@@ -200,6 +204,8 @@ class RulesKeeper(Program):
         self.is_idle = False
         self.kept: set[int] = set()
         self.removed: set[int] = set()
+        self.quotas: dict[tuple[str, str], dict[str, int]] = {one: {} for one in _QUOTAS}
+        """As confirmed; one that is missing is not known."""
         super().__init__(cluster, checker, f"rules-keeper-{number}")
 
     async def main(self) -> None:
@@ -211,7 +217,7 @@ class RulesKeeper(Program):
                     found = await self.client().describe_features()
                     await self.client().finalize_features(found.level_max)
                     is_final = True
-                await self._change()
+                await (self._limit() if self.rng.random() < 0.3 else self._change())
             except QuiverlogError as error:
                 self.checker.error(error.code)
                 if not (error.retriable or isinstance(error, FeatureNotFinalised)):
@@ -243,13 +249,36 @@ class RulesKeeper(Program):
             self.kept.add(number)
         self.world.events["rules added"] += 1
 
+    async def _limit(self) -> None:
+        owner = self.rng.choice(_QUOTAS)
+        before = self.quotas.pop(owner, None)  # Whatever becomes of the request.
+        # The default's bytes are those of super users, too, which have work to do.
+        limits = _LIMITS[2:] if owner[0] == "default" else _LIMITS
+        asked = {
+            one: self.rng.choice((0, QUOTA_BYTES_MIN, 2 * QUOTA_BYTES_MIN))
+            for one in self.rng.sample(limits, self.rng.randrange(1, len(limits) + 1))
+        }
+        await self.client().set_quota(*owner, **asked)
+        self.world.events["quotas set"] += 1
+        if before is not None:
+            self.quotas[owner] = {**before, **asked}
+
     def check(self) -> None:
         """Promise 3."""
         leader = self._cluster.controller()
         assert leader is not None
         assert leader.node is not None
+        self._check_quotas(leader.node.broker.metadata.image.quotas)
         found = leader.node.broker.metadata.image.rules.rules.keys()
         if lost := self.kept - found:
             raise Violation(f"rule {min(lost)} was confirmed, and is not there")
         if back := self.removed & found:
             raise Violation(f"rule {min(back)} was removed, and is there")
+
+    def _check_quotas(self, found: Mapping[Owner, Quota]) -> None:
+        labels = {kind.label: kind for kind in QuotaKind}
+        for (kind, name), limits in self.quotas.items():
+            quota = found.get(Owner(labels[kind], name), Quota())
+            wanted = Quota(**limits)
+            if quota != wanted:
+                raise Violation(f"the quota of {kind} {name} was {wanted}, and is {quota}")

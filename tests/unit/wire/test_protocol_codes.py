@@ -23,6 +23,7 @@ from quiverlog.wire.broker_messages import RegisteredListener
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.peer_proof import ClusterSecrets
 from quiverlog.wire.placement_messages import DescribeReplicasRequest
+from quiverlog.wire.security.quota_messages import DescribeQuotasRequest
 from quiverlog.wire.security.user_messages import (
     AlterUsersRequest,
     CreateTokenRequest,
@@ -231,6 +232,7 @@ def test_codes_are_those_of_the_list(kind: type[m.Request]) -> None:
         DescribeClusterRequest,
         DescribeReplicasRequest,
         DescribeTransactionsRequest,
+        DescribeQuotasRequest,
         WhoAmIRequest,
         ResolveStagedRequest,
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -23,6 +24,7 @@ __all__ = [
     "INT32_MAX",
     "INT64_MAX",
     "SECONDS_MAX",
+    "Rate",
     "Seconds",
     "bootstrap_option",
     "check_addresses",
@@ -47,6 +49,18 @@ SECONDS_MAX = 1_000_000
 _LEFT_S_MIN = 0.5
 """The time for a client after probes of all addresses used up `--timeout`."""
 
+_UNITS: Final = {
+    "": 1,
+    "b": 1,
+    "kb": 1_000,
+    "mb": 1_000_000,
+    "gb": 1_000_000_000,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+}
+# Few digits and no exponent: `float` accepts larger numbers than any rate.
+_RATE: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([a-z]*)(?:/s)?", re.IGNORECASE)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -63,6 +77,25 @@ class Seconds(click.FloatRange):
         if not math.isfinite(number):  # click accepts `nan` and `inf`.
             self.fail(f"{value!r} is no number of seconds.", param, ctx)
         return float(super().convert(number, param, ctx))
+
+
+class Rate(click.ParamType[int]):
+    """A rate as `20MB/s`, `8MiB` or `500000` (bytes per second); `none` is 0."""
+
+    name = "RATE"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        text = str(value).strip()
+        if text.lower() in ("none", "0"):
+            return 0
+        found = _RATE.fullmatch(text)
+        factor = _UNITS.get(found[2].lower()) if found else None
+        rate = int(float(found[1]) * factor) if found and factor else 0
+        if rate < 1:
+            self.fail(f"{text!r} is no rate, such as 20MB/s, 8MiB or none.", param, ctx)
+        return rate
 
 
 def whole_number(text: str, number_max: int) -> int | None:

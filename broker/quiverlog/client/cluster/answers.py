@@ -444,6 +444,12 @@ def _check_describe_acls(request: Any, response: Any, _: int) -> None:
         )
 
 
+def _check_describe_quotas(request: Any, response: Any, _: int) -> None:
+    found = [(one.kind, one.name) for one in response.quotas]
+    if found != sorted(set(found)):
+        raise InvalidResponse(f"Quotas come as {found[:SHOWN_MAX]}.")
+
+
 def _fits_any(_request: Any, _response: Any, _body_bytes: int) -> None:
     """Nothing in these answers must agree with the request."""
 
@@ -481,6 +487,8 @@ _CHECKS: Final[dict[m.Api, Callable[[Any, Any, int], None]]] = {
     m.Api.DESCRIBE_PRODUCER: _check_page_of_topics,
     m.Api.ALTER_ACLS: _check_alter_acls,
     m.Api.DESCRIBE_ACLS: _check_describe_acls,
+    m.Api.ALTER_QUOTAS: _fits_any,
+    m.Api.DESCRIBE_QUOTAS: _check_describe_quotas,
     m.Api.OPEN_TRANSACTION: _check_open_transaction,
     m.Api.COMMIT_TRANSACTION: _check_commit_transaction,
     m.Api.ABORT_TRANSACTION: _fits_any,

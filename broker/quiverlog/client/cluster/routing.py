@@ -41,6 +41,7 @@ from quiverlog.errors import (
     NotLeader,
     OutcomeUnknown,
     QuiverlogError,
+    QuotaExceeded,
     RequestTimedOut,
     ThrottledBroker,
     TlsFailed,
@@ -56,6 +57,7 @@ from quiverlog.limits import (
     CONNECT_TIMEOUT_MS_DEFAULT,
     LEADER_SILENCE_MS,
     REQUEST_TIMEOUT_MS_DEFAULT,
+    THROTTLE_MS_MAX,
 )
 from quiverlog.types import TopicPartition
 from quiverlog.wire import messages as m
@@ -82,6 +84,7 @@ __all__ = [
     "is_deposed",
     "pause_s",
     "staleness_of",
+    "throttled_s",
 ]
 
 
@@ -91,6 +94,7 @@ NOT_READY: Final = (
     TooManyConnections,
     TooManyConnectionsFromAddress,
     ThrottledBroker,
+    QuotaExceeded,
 )
 _NOT_READY_CODES: Final = frozenset(kind.code for kind in NOT_READY)
 
@@ -98,6 +102,11 @@ _NOT_READY_CODES: Final = frozenset(kind.code for kind in NOT_READY)
 def check_ready(response: Response) -> None:
     if response.error_code in _NOT_READY_CODES:
         raise error_from_code(response.error_code, response.error_message)
+
+
+def throttled_s(throttle_ms: int) -> float:
+    """Return the seconds until a broker that has answered so gets the next such request."""
+    return min(throttle_ms, THROTTLE_MS_MAX) / 1000
 
 
 class Staleness(NamedTuple):

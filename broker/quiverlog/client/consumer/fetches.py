@@ -27,7 +27,7 @@ from quiverlog.client.base.waits import Wait
 from quiverlog.client.cluster.answers import named
 from quiverlog.client.cluster.metadata import partition_info
 from quiverlog.client.cluster.replica_choice import LEADER, ReplicaChoice
-from quiverlog.client.cluster.routing import Cluster, empty_pause_s, pause_s
+from quiverlog.client.cluster.routing import Cluster, empty_pause_s, pause_s, throttled_s
 from quiverlog.client.cluster.topic_identity import topic_with_id
 from quiverlog.errors import QuiverlogError
 from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, LEADER_SILENCE_MS, MIB
@@ -102,22 +102,32 @@ class _Pause:
 
 
 class Pauses:
-    """Keep early answers without rows from becoming a busy loop."""
+    """Keep early answers without rows from becoming a busy loop, and the client within its quota:
+    after an answer with `throttle_ms` the broker gets no request for that time."""
 
-    __slots__ = ("_clock", "_jitter", "_pauses")
+    __slots__ = ("_clock", "_jitter", "_pauses", "_throttled_s")
 
     def __init__(self, clock: Callable[[], float], jitter: Callable[[], float]) -> None:
         self._clock = clock
         self._jitter = jitter
         self._pauses: dict[Source, _Pause] = {}
+        # Until when; another source may be the same broker.
+        self._throttled_s: dict[Address, float] = {}
 
     def holds(self, source: Source) -> bool:
-        pause = self._pauses.get(source)
-        return pause is not None and pause.until_s > self._clock()
+        pause, now_s = self._pauses.get(source), self._clock()
+        if self._throttled_s.get(source.address, now_s) > now_s:
+            return True
+        return pause is not None and pause.until_s > now_s
 
     def ends_s(self) -> list[float]:
         now_s = self._clock()
-        return [pause.until_s for pause in self._pauses.values() if pause.until_s > now_s]
+        ends_s = [pause.until_s for pause in self._pauses.values()]
+        return [at_s for at_s in (*ends_s, *self._throttled_s.values()) if at_s > now_s]
+
+    def throttled(self, address: Address, throttle_ms: int) -> None:
+        if throttle_ms:
+            self._throttled_s[address] = self._clock() + throttled_s(throttle_ms)
 
     def answered(self, request: Request, *, brought: bool, failed: bool) -> None:
         if brought:
@@ -332,7 +342,10 @@ class Fetches:
         """Return the answer, empty where a follower failed."""
         try:
             reply: Reply = yield Finish(request.pending)
-            return split_fetch(reply)
+            parts = split_fetch(reply)
+            assert isinstance(reply.response, m.FetchResponse)
+            self.pauses.throttled(request.source.address, reply.response.throttle_ms)
+            return parts
         except QuiverlogError as error:
             if request.source.is_follower:
                 self.leave_follower(request.source, request.offsets, error)

@@ -178,6 +178,7 @@ class ProducerCore:
             self.on_failure(call, error_from_code(response.error_code, response.error_message), now)
             return
         assert isinstance(response, m.ProduceResponse)
+        self._sender.throttle(call.leader, response.throttle_ms, now)
         answered = {r.partition: r for r in response.partitions}
         for partition, batch in call.batches.items():
             result = answered.get(partition)

@@ -11,6 +11,7 @@ Invariants, per partition:
   others.
 - The sender waits for an answer while its leader leads: a silence has the metadata refreshed.
 - Every failure reaches its receivers.
+- After an answer with `throttle_ms` its broker gets nothing for that time.
 """
 
 from __future__ import annotations
@@ -39,13 +40,19 @@ from quiverlog.errors import (
     OutOfOrderSequence,
     PolicyViolation,
     QuiverlogError,
+    QuotaExceeded,
     ThrottledBroker,
     UnknownLeaderEpoch,
     UnknownPartition,
     UnknownProducerId,
     UnknownSchema,
 )
-from quiverlog.limits import BATCH_BYTES_DEFAULT_MAX, LEADER_SILENCE_MS, PRODUCER_IN_FLIGHT_MAX
+from quiverlog.limits import (
+    BATCH_BYTES_DEFAULT_MAX,
+    LEADER_SILENCE_MS,
+    PRODUCER_IN_FLIGHT_MAX,
+    THROTTLE_MS_MAX,
+)
 from quiverlog.types import NO_SEQUENCE, Durability, Now
 from quiverlog.wire import messages as m
 
@@ -140,6 +147,7 @@ REFUSED = (
     UnknownPartition,
     UnknownSchema,
     DiskFull,
+    QuotaExceeded,
     ThrottledBroker,
 )
 
@@ -177,6 +185,8 @@ class Sender:
         self._failed = failed
         self._jitter = jitter
         self._queues: dict[int, PartitionQueue] = {}
+        # Leader -> when it takes the next request: this client is over its quota there.
+        self._throttled_us: dict[int, int] = {}
 
     def queue_of(self, partition: int) -> PartitionQueue:
         found = self._queues.get(partition)
@@ -225,7 +235,7 @@ class Sender:
                 self.needs_identity = True
             while (batch := queue.next_batch(now)) is not None:
                 leader = self._leader(queue.partition)
-                if leader is None:
+                if leader is None or self._throttled_us.get(leader, 0) > now.mono_us:
                     break
                 queue.queue.popleft()
                 self._enter(open_calls, calls, leader, queue, batch, now)
@@ -271,8 +281,17 @@ class Sender:
             for batch in expired:
                 seconds = self.options.delivery_timeout_us / 1_000_000
                 why = batch.last_failure and f" Last failure: {batch.last_failure}"
+                if self._throttled_us.get(self._leader_of(queue.partition), 0) > now.mono_us:
+                    why += (
+                        " The broker makes this client wait: `quiverlog quota list` shows quotas."
+                    )
                 text = f"{counted(batch.row_count, 'row', 'rows')} waited {seconds:g} s.{why}"
                 self._fail(queue, batch, DeliveryTimedOut(text))
+
+    def throttle(self, leader: int, throttle_ms: int, now: Now) -> None:
+        if throttle_ms:
+            wait_us = min(throttle_ms, THROTTLE_MS_MAX) * 1_000
+            self._throttled_us[leader] = now.mono_us + wait_us
 
     def wake_at_us(self, now: Now) -> int | None:
         moments = []
@@ -283,6 +302,9 @@ class Sender:
                 # After the pause a batch waits for metadata or an identity, whose arrival polls.
                 if not queue.in_flight and queue.not_before_us > now.mono_us:
                     moments.append(queue.not_before_us)
+                throttled_us = self._throttled_us.get(self._leader_of(queue.partition), 0)
+                if throttled_us > now.mono_us:
+                    moments.append(throttled_us)
             if (look_at_us := queue.look_at_us) is not None:
                 moments.append(look_at_us)
         return min(moments, default=None)

@@ -32,7 +32,13 @@ from quiverlog.client.cluster.replica_choice import (
     FetchFrom,
     ReplicaChoice,
 )
-from quiverlog.client.cluster.routing import Cluster, empty_pause_s, is_deposed, pause_s
+from quiverlog.client.cluster.routing import (
+    Cluster,
+    empty_pause_s,
+    is_deposed,
+    pause_s,
+    throttled_s,
+)
 from quiverlog.client.cluster.topic_identity import topic_with_id
 from quiverlog.client.consumer.fetches import FOLLOWER_TIMEOUT_S, OVERDUE_S
 from quiverlog.client.consumer.positions import why_none
@@ -85,6 +91,8 @@ class FetchCore:
         self._failures = 0
         self._sent_s = 0.0
         self._empty_streak = 0
+        # When the broker that answered last takes the next request.
+        self._throttled_s = 0.0
         self._choice = choice
         self._follower = LEADER
 
@@ -106,7 +114,8 @@ class FetchCore:
                 there.
             InvalidResponse: the answer holds other rows.
         """
-        timeout_s = self._cluster.settings.request_timeout_s
+        held_s = max(0.0, self._throttled_s - self._cluster.clock())
+        timeout_s = self._cluster.settings.request_timeout_s + held_s
         limit_s = timeout_s + FETCH_MAX_WAIT_MS_DEFAULT / 1000
         try:
             with self._cluster.waits.of(limit_s) as wait:
@@ -144,6 +153,8 @@ class FetchCore:
         offset, follower = self.position, self._follower
         reply = yield from self._reply(pending, follower)
         fetched = split_fetch(reply)[0]
+        assert isinstance(reply.response, m.FetchResponse)
+        self._throttled_s = self._cluster.clock() + throttled_s(reply.response.throttle_ms)
         error = fetch_error(fetched, self._topic, self.position)
         if error is not None:
             raise error
@@ -154,7 +165,9 @@ class FetchCore:
             self._last_epoch = batches[-1].header.leader_epoch
             assert offset < self.position <= self._end
         self._record_answer(follower, offset, fetched.high_watermark)
-        if batches and self.position < self._end:
+        # While it must wait, the caller has these rows first.
+        is_held = self._throttled_s > self._cluster.clock()
+        if batches and self.position < self._end and not is_held:
             try:
                 self.pending = yield from self._start()
             except QuiverlogError as start_error:
@@ -215,6 +228,9 @@ class FetchCore:
     def _start(self) -> Operation[PendingReply]:
         assert self.pending is None, "one request at a time"
         assert self.position < self._end
+        held_s = self._throttled_s - self._cluster.clock()
+        if held_s > 0:
+            yield Sleep(held_s)
         self._follower = LEADER
         # A range that reads followers learns when a nearer one is in sync again.
         age_max_s = IN_SYNC_EVERY_S if self._choice.wants_followers else math.inf

@@ -36,7 +36,7 @@ __all__ = [
 LEVELS: Final = {
     1: "what release 0.1.0 has",
     2: "transactions",
-    3: "users and rules",
+    3: "users, rules and quotas",
 }
 
 assert list(LEVELS) == [*range(FEATURE_LEVEL_MIN, FEATURE_LEVEL_MAX + 1)], "each has its line"

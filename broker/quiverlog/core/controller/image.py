@@ -34,6 +34,7 @@ from quiverlog.core.controller.records import (
     PartitionRecord,
     ProducerEpochRecord,
     ProducerIdBlockRecord,
+    QuotaRecord,
     Record,
     RemoveRuleRecord,
     RemoveTopicRecord,
@@ -51,6 +52,7 @@ from quiverlog.core.controller.records import (
 )
 from quiverlog.core.controller.topic_image import PartitionImage, TopicImage
 from quiverlog.core.security.acls import Rule, RuleSet
+from quiverlog.core.security.quotas import Owner, Quota
 from quiverlog.limits import (
     FEATURE_LEVEL_MIN,
     PRODUCER_EPOCHS_REMEMBERED,
@@ -80,6 +82,7 @@ class Image:
         "next_producer_id",
         "partition_count",
         "producer_epochs",
+        "quotas",
         "removed_topic_ids",
         "replica_counts",
         "rules",
@@ -122,6 +125,8 @@ class Image:
         # Files under these topic ids are garbage; oldest first.
         self.removed_topic_ids: dict[bytes, None] = {}
         self.rules = RuleSet()
+        # Replaced, never changed, as above.
+        self.quotas: Mapping[Owner, Quota] = {}
 
     def revert(self, source: Image, topic_ids: Collection[bytes]) -> None:
         """Take over `source`, from which only these topics differ."""
@@ -152,6 +157,7 @@ class Image:
         self.producer_epochs = dict(source.producer_epochs)
         self.removed_topic_ids = dict(source.removed_topic_ids)
         self.rules = source.rules.copy()
+        self.quotas = source.quotas
         assert len(self.topics) == len(self.topics_by_id) == len(source.topics)
 
     def replay_entry(self, records: list[Record], *, version: int | None = None) -> None:
@@ -242,7 +248,7 @@ class Image:
                 self._replay_user(record)
             case UnregisterBrokerRecord():
                 self._remove_broker(record)
-            case RuleRecord() | RemoveRuleRecord() | RuleNumberRecord():
+            case RuleRecord() | RemoveRuleRecord() | RuleNumberRecord() | QuotaRecord():
                 self._replay_rule(record)
             case SnapshotRecord():
                 assert not self.topics, "a snapshot is the first record of a log"
@@ -292,7 +298,9 @@ class Image:
         if record.node_id == ALL_BROKERS:
             self._refresh_defaults()
 
-    def _replay_rule(self, record: RuleRecord | RemoveRuleRecord | RuleNumberRecord) -> None:
+    def _replay_rule(
+        self, record: RuleRecord | RemoveRuleRecord | RuleNumberRecord | QuotaRecord
+    ) -> None:
         match record:
             case RuleRecord():
                 rule = Rule(
@@ -309,6 +317,11 @@ class Image:
                 self.rules.remove(record.rule_id)
             case RuleNumberRecord():
                 self.rules.number_from(record.next_rule_id)
+            case QuotaRecord():
+                owner = Owner(record.kind, record.name)
+                quota = Quota(record.bytes_in, record.bytes_out, record.connections)
+                others = {one: known for one, known in self.quotas.items() if one != owner}
+                self.quotas = {**others, owner: quota} if any(quota) else others
 
     def give_defaults(self, given: Mapping[str, str]) -> None:
         self.given = dict(given)
@@ -424,6 +437,7 @@ class Image:
         records.extend(RuleRecord(number, *rule) for number, rule in self.rules.rules.items())
         if self.rules.next_id > 1:
             records.append(RuleNumberRecord(self.rules.next_id))
+        records.extend(QuotaRecord(*owner, *quota) for owner, quota in self.quotas.items())
         records.append(ProducerIdBlockRecord(self.next_producer_id))
         records.extend(ProducerEpochRecord(pid, e) for pid, e in self.producer_epochs.items())
         for topic in self.topics.values():

@@ -307,6 +307,16 @@ class RuleNumberRecord(msgspec.Struct, frozen=True, array_like=True, tag=23):
     next_rule_id: int
 
 
+class QuotaRecord(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """A quota of core/security/quotas.py, in place of the one before; without any limit: none."""
+
+    kind: int
+    name: str = ""
+    bytes_in: int = 0
+    bytes_out: int = 0
+    connections: int = 0
+
+
 Record = (
     SnapshotRecord
     | BrokerRecord
@@ -331,6 +341,7 @@ Record = (
     | RuleRecord
     | RemoveRuleRecord
     | RuleNumberRecord
+    | QuotaRecord
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -352,7 +363,7 @@ def topic_of(record: Record) -> bytes | None:
             return None
         case UserRecord() | RemoveUserRecord() | TokenRecord():
             return None
-        case RuleRecord() | RemoveRuleRecord() | RuleNumberRecord():
+        case RuleRecord() | RemoveRuleRecord() | RuleNumberRecord() | QuotaRecord():
             return None
     return record.topic_id
 

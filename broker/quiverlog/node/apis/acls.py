@@ -1,4 +1,4 @@
-"""ALTER_ACLS and DESCRIBE_ACLS: the rules themselves."""
+"""ALTER_ACLS and DESCRIBE_ACLS: the rules themselves. ALTER_QUOTAS and DESCRIBE_QUOTAS likewise."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from functools import partial
 from typing import Final
 
 from quiverlog.core.controller.features import SECURITY_LEVEL, check_finalised
-from quiverlog.core.controller.records import Record, RemoveRuleRecord, RuleRecord
+from quiverlog.core.controller.records import (
+    QuotaRecord,
+    Record,
+    RemoveRuleRecord,
+    RuleRecord,
+)
 from quiverlog.core.security.acls import MEANINGFUL, Caller, Rule, address_of
 from quiverlog.core.security.principals import parse_principal
+from quiverlog.core.security.quotas import Owner, Quota, change
 from quiverlog.errors import InvalidRequest
-from quiverlog.limits import RULES_PER_REQUEST_MAX
+from quiverlog.limits import QUOTAS_MAX, RULES_PER_REQUEST_MAX
 from quiverlog.node.broker import Broker
 from quiverlog.node.controller.not_controller import decided
 from quiverlog.node.runtime.tasks import Call, Steps
@@ -25,8 +31,20 @@ from quiverlog.wire.security.acl_messages import (
     RulePart,
     RuleQuestion,
 )
+from quiverlog.wire.security.quota_messages import (
+    AlterQuotasRequest,
+    AlterQuotasResponse,
+    DescribeQuotasRequest,
+    DescribeQuotasResponse,
+    QuotaPart,
+)
 
-__all__ = ["handle_alter_acls", "handle_describe_acls"]
+__all__ = [
+    "handle_alter_acls",
+    "handle_alter_quotas",
+    "handle_describe_acls",
+    "handle_describe_quotas",
+]
 
 _RULES_PER_STEP: Final = 500
 
@@ -126,3 +144,42 @@ def _answer(broker: Broker, question: RuleQuestion, response: DescribeAclsRespon
         response.is_super_user = broker.authoriser.may_all(parse_principal(question.principal))
     response.is_allowed = decision.is_allowed or response.is_super_user
     response.rule = decision.rule
+
+
+# --- quotas --------------------------------------------------------------------------------------
+def handle_alter_quotas(broker: Broker, call: Call) -> Steps:
+    """Answer when all live brokers go by the quotas."""
+    request = call.request
+    assert isinstance(request, AlterQuotasRequest)
+    records = yield from decided(broker, call, partial(_decide_quotas, broker, request))
+    if records and not request.validate_only:
+        yield broker.metadata.proposal(records, call.now)
+        broker.outbox.log("info", "quotas changed", count=len(records))
+        yield broker.membership.registrar.everywhere(call.now)
+    return AlterQuotasResponse(metadata_version=broker.metadata.image.version)
+
+
+def _decide_quotas(broker: Broker, request: AlterQuotasRequest) -> list[Record]:
+    pending = broker.metadata.pending
+    check_finalised(pending, SECURITY_LEVEL, "a quota")
+    asked = [
+        (Owner(one.kind, one.name), Quota(one.bytes_in, one.bytes_out, one.connections))
+        for one in request.changes
+    ]
+    changed = change(pending.quotas, asked)
+    assert len(changed) <= len(request.changes), "each is of one owner"
+    return [QuotaRecord(*owner, *quota) for owner, quota in changed.items()]
+
+
+def handle_describe_quotas(broker: Broker, call: Call) -> Steps:
+    request = call.request
+    assert isinstance(request, DescribeQuotasRequest)
+    yield None
+    image = broker.view.image
+    found = [
+        QuotaPart(*owner, *quota)
+        for owner, quota in sorted(image.quotas.items())
+        if request.kind in (0, owner.kind) and request.name in (None, owner.name)
+    ]
+    assert len(found) <= QUOTAS_MAX, "one answer has them all"
+    return DescribeQuotasResponse(metadata_version=image.version, quotas=found)

@@ -34,6 +34,7 @@ from quiverlog.wire.broker_messages import (
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
+from quiverlog.wire.connection import BROKER_SOFTWARE
 from quiverlog.wire.messages import Response
 from quiverlog.wire.quorum_messages import QuorumRequest, QuorumResponse
 from quiverlog.wire.registry import api_ranges
@@ -286,4 +287,9 @@ def handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
         response.error_message = f"HELLO is spoken here up to version {m.HelloRequest.VERSION}."
     else:
         broker.clients.on_hello(event.connection_id, request.client_id)
+        is_broker = request.software == BROKER_SOFTWARE and serves_brokers(
+            broker, event.connection_id
+        )
+        if event.connection_id not in broker.logins.open and not is_broker:
+            broker.quotas.enter(event.connection_id, now)
     broker.outbox.respond(event.connection_id, request.correlation_id, response)

@@ -14,7 +14,7 @@ from quiverlog.node.broker import Broker
 from quiverlog.node.runtime.tasks import Call, Steps
 from quiverlog.node.security.audit import DENIED, OK, TOKEN_CHARS_SHOWN
 from quiverlog.node.security.needs import NEEDS
-from quiverlog.types import Operation, ResourceKind
+from quiverlog.types import Operation, QuotaKind, ResourceKind
 from quiverlog.wire import messages as m
 from quiverlog.wire.cluster_messages import UpdateFeaturesRequest
 from quiverlog.wire.config_messages import WHOLE_CLUSTER, AlterConfigsRequest
@@ -22,6 +22,7 @@ from quiverlog.wire.decommission_messages import DecommissionBrokerRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
 from quiverlog.wire.reassignment_messages import ReassignPartitionsRequest
 from quiverlog.wire.security.acl_messages import AlterAclsRequest, AlterAclsResponse
+from quiverlog.wire.security.quota_messages import AlterQuotasRequest
 from quiverlog.wire.security.user_messages import (
     AlterUsersRequest,
     CreateTokenRequest,
@@ -107,6 +108,12 @@ def _rules(_broker: Broker, request: m.Request, response: m.Response | None) -> 
     yield from ((f"rule {number} removed", 0) for number in request.removals)
 
 
+def _quotas(_broker: Broker, request: m.Request, _response: m.Response | None) -> Iterator[_Change]:
+    assert isinstance(request, AlterQuotasRequest)
+    for one in request.changes:
+        yield f"quota of {_label(QuotaKind, one.kind)} {one.name}".rstrip(), 0
+
+
 def _user(_broker: Broker, request: m.Request, _response: m.Response | None) -> Iterator[_Change]:
     assert isinstance(request, AlterUsersRequest)
     known = request.change in set(UserChange)
@@ -127,7 +134,7 @@ def _token(broker: Broker, request: m.Request, response: m.Response | None) -> I
         yield owner, 0
 
 
-def _label(kind: type[Operation] | type[ResourceKind], number: int) -> str:
+def _label(kind: type[Operation | ResourceKind | QuotaKind], number: int) -> str:
     return kind(number).label if number in set(kind) else str(number)
 
 
@@ -143,6 +150,7 @@ CHANGES: Final[dict[type[m.Request], _Changes]] = {
     ChangeVotersRequest: _broker_of,
     UpdateFeaturesRequest: _level,
     AlterAclsRequest: _rules,
+    AlterQuotasRequest: _quotas,
     AlterUsersRequest: _user,
     CreateTokenRequest: _token,
     EndTokensRequest: _token,

@@ -6,7 +6,12 @@ from collections.abc import Callable
 from typing import Final
 
 from quiverlog.node.apis import describe, offsets, topics, transactions
-from quiverlog.node.apis.acls import handle_alter_acls, handle_describe_acls
+from quiverlog.node.apis.acls import (
+    handle_alter_acls,
+    handle_alter_quotas,
+    handle_describe_acls,
+    handle_describe_quotas,
+)
 from quiverlog.node.apis.admin import (
     handle_alter_configs,
     handle_change_voters,
@@ -61,6 +66,7 @@ from quiverlog.wire.replica_messages import (
     ReportLogEndsRequest,
 )
 from quiverlog.wire.security.acl_messages import AlterAclsRequest, DescribeAclsRequest
+from quiverlog.wire.security.quota_messages import AlterQuotasRequest, DescribeQuotasRequest
 from quiverlog.wire.security.user_messages import (
     AlterUsersRequest,
     CreateTokenRequest,
@@ -127,6 +133,8 @@ STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = 
     EndTokensRequest: handle_end_tokens,
     AlterAclsRequest: handle_alter_acls,
     DescribeAclsRequest: handle_describe_acls,
+    AlterQuotasRequest: handle_alter_quotas,
+    DescribeQuotasRequest: handle_describe_quotas,
     OpenTransactionRequest: transactions.handle_open_transaction,
     CommitTransactionRequest: transactions.handle_commit_transaction,
     AbortTransactionRequest: transactions.handle_abort_transaction,

@@ -18,6 +18,7 @@ __all__ = [
     "CloseConnection",
     "ClosePeer",
     "ConfigChanged",
+    "ConnectionMuted",
     "ConnectionProved",
     "Effect",
     "Job",
@@ -63,6 +64,14 @@ class ConnectionProved(msgspec.Struct, frozen=True):
     """A broker, or a user, is at its end: its frames may be as large as any."""
 
     connection_id: int
+
+
+class ConnectionMuted(msgspec.Struct, frozen=True):
+    """Read nothing more from a client that is over its quota, until `is_muted` is False. Its
+    answers are sent as ever."""
+
+    connection_id: int
+    is_muted: bool
 
 
 class Purpose(enum.StrEnum):
@@ -148,6 +157,7 @@ Effect = (
     | StartJob
     | CloseConnection
     | ConnectionProved
+    | ConnectionMuted
     | SendToPeer
     | ClosePeer
     | PeerAddresses

@@ -9,6 +9,7 @@ from typing import Final
 __all__ = ["NodeMetrics", "TopicCounters"]
 
 _DISPLACED_PAIRS_MAX: Final = 16
+QUOTA_DIRECTIONS: Final = ("in", "out")
 TRANSACTION_OUTCOMES: Final = ("aborted", "closed", "committed", "forgotten")
 
 
@@ -50,6 +51,10 @@ class NodeMetrics:
         "peer_connections_unproved",
         "peer_proofs_refused",
         "produces_timed_out",
+        "quota_bytes_beyond",
+        "quota_connections_muted",
+        "quota_connections_refused",
+        "quota_muted_us",
         "recovery_bytes_truncated",
         "recovery_partitions_scanned",
         "replicas_made_anew",
@@ -76,6 +81,7 @@ class NodeMetrics:
         self.partitions_offline = 0
         self.partitions_with_faults = 0
         self.disk_full = 0
+        self.quota_connections_muted = 0
         # Counters.
         self.batches_deduplicated = 0
         self.batches_refused = 0
@@ -94,6 +100,9 @@ class NodeMetrics:
         self.peer_proofs_refused = 0
         self.requests_denied = 0
         self.produces_timed_out = 0
+        self.quota_bytes_beyond = dict.fromkeys(QUOTA_DIRECTIONS, 0)
+        self.quota_connections_refused = 0
+        self.quota_muted_us = dict.fromkeys(QUOTA_DIRECTIONS, 0)
         self.recovery_bytes_truncated = 0
         self.recovery_partitions_scanned = 0
         self.replicas_made_anew = 0

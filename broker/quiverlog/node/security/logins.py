@@ -24,6 +24,7 @@ from quiverlog.errors import (
     CredentialsExpired,
     InvalidRequest,
     NotAuthenticated,
+    QuotaExceeded,
     WrongListener,
 )
 from quiverlog.limits import SCRAM_ITERATIONS_DEFAULT
@@ -111,8 +112,8 @@ class Logins:
 
     __slots__ = (
         "_audit", "_authentication", "_certificates", "_clients", "_closing", "_cluster_id",
-        "_ending", "_entropy", "_expiries", "_fake_key", "_logged_in", "_logged_us", "_metrics",
-        "_node_id", "_outbox", "_refused", "_seen", "_under_way", "_view", "open",
+        "_ending", "_enter", "_entropy", "_expiries", "_fake_key", "_logged_in", "_logged_us",
+        "_metrics", "_node_id", "_outbox", "_refused", "_seen", "_under_way", "_view", "open",
     )  # fmt: skip
 
     def __init__(
@@ -125,8 +126,11 @@ class Logins:
         metrics: NodeMetrics,
         entropy: Callable[[int], bytes],
         cluster_id: Callable[[], str],
+        enter: Callable[[int, Now], None],
     ) -> None:
+        """`enter`: counts a connection whose principal is known; raises QuotaExceeded."""
         self._cluster_id = cluster_id
+        self._enter = enter
         self._node_id = config.node_id
         self._authentication = config.authentication
         self._clients = clients
@@ -174,12 +178,13 @@ class Logins:
         if self.open.pop(connection_id, None) is not None:
             self._outbox.emit(ConnectionProved(connection_id))
 
-    def admits(self, connection_id: int) -> bool:
+    def admits(self, connection_id: int, now: Now) -> bool:
         """Return whether to serve a request of a connection that is `open`; else leave it
         unanswered: the connection is about to be closed.
 
         Raises:
             NotAuthenticated: it has to log in first, or a login is under way.
+            QuotaExceeded: there are enough connections of its kind.
         """
         assert connection_id in self.open
         # Answers would show at once that the login was refused.
@@ -192,6 +197,7 @@ class Logins:
                 f"this listener of broker {self._node_id} asks for a login: nothing but HELLO and"
                 " AUTHENTICATE is served before it."
             )
+        self._enter(connection_id, now)
         del self.open[connection_id]
         self._metrics.connections_anonymous += 1
         return True
@@ -326,6 +332,13 @@ class Logins:
         if not self._counts(login):
             raise NotAuthenticated(f"user {login.user!r} was changed meanwhile.")
         self._clients.authenticated(connection_id, principal)
+        if connection_id not in self._logged_in:
+            try:
+                self._enter(connection_id, now)
+            except QuotaExceeded as error:
+                result = error.code_name()
+                self._audit.logged_in(connection_id, str(principal), login.mechanism, result)
+                raise
         self._logged_in[connection_id] = login
         self.open.pop(connection_id, None)
         self._metrics.logins += 1

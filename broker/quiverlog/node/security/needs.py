@@ -95,6 +95,8 @@ NEEDS: Final[dict[Api, Need]] = {
     Api.END_TOKENS: Need(Scope.EACH, Operation.DELETE, ResourceKind.TOKEN),
     Api.ALTER_ACLS: _whole(_ALTER),
     Api.DESCRIBE_ACLS: _whole(_DESCRIBE),
+    Api.ALTER_QUOTAS: _whole(_ALTER),
+    Api.DESCRIBE_QUOTAS: _whole(_DESCRIBE),
     **{api: _BROKER for api, spec in ((Api(n), s) for n, s in APIS.items()) if spec.sender},
 }
 assert NEEDS.keys() == set(Api), "every API has its line"

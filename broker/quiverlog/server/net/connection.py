@@ -230,6 +230,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._await_proof(PROOF_MS)  # Only brokers have anything to ask here.
         elif context.needs_login:
             self._await_proof(LOGIN_MS)
+            self.state.awaits_login = True
         self.connection_id = context.connections.add(self)
         if self.connection_id < 0:
             self.refuse()
@@ -362,7 +363,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def _may_go_on(self) -> bool:
         in_flight_max = self._context.connections.limits.in_flight_max
-        return not self._write_paused and len(self.state.in_flight) < in_flight_max
+        if self._write_paused or self.state.is_muted:
+            return False
+        return len(self.state.in_flight) < in_flight_max
 
     def _work_off(
         self, frames: Sequence[Frame], received_ns: int, now: Now, *, fresh: bool
@@ -376,7 +379,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         deadline_ns = time.perf_counter_ns() + TURN_US_MAX * 1000
         at, total = 0, len(frames)
         end = min(total, REQUESTS_PER_TURN)
-        while at < end and not self._write_paused:
+        while at < end and not (self._write_paused or self.state.is_muted):
             count = min(end - at, self._chunk_requests, limits.in_flight_max - len(in_flight))
             if count <= 0:
                 break
@@ -419,13 +422,24 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _release_hold(self) -> None:
+        self._forgive()
+        self._transport.resume_reading()
+        self._held = False
+
+    def _forgive(self) -> None:
         # The broker paused reading: that time does not count against the client.
         now_us = monotonic_us()
         self.state.last_read_us = now_us
         if self.state.frame_since_us:
             self.state.frame_since_us = now_us
-        self._transport.resume_reading()
-        self._held = False
+
+    def mute(self, *, is_muted: bool) -> None:
+        self.state.is_muted = is_muted
+        if is_muted:
+            self._hold()
+        else:
+            self._forgive()
+            self._context.scheduler.request(self)
 
     def queue(
         self, response: Response, correlation_id: int, body: Sequence[memoryview] = ()
@@ -539,11 +553,14 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._context.metrics.count_closed("certificate")
             self.close_soon(why)
 
-    def refuse(self) -> None:
+    def refuse(self, error: QuiverlogError | None = None) -> None:
         if self._closing:
             return
-        places = self._context.connections.places
-        error = places.why_refused(self.state.origin) or TooManyConnections()
+        if error is None:
+            places = self._context.connections.places
+            error = places.why_refused(self.state.origin) or TooManyConnections()
+        else:
+            self._context.metrics.count_closed("anonymous")
         self._context.metrics.count_refused(error)
         self._context.log.warning("connection refused", peer=self.peer, why=error.message)
         self._end_with(error, 0, 0)

@@ -4,6 +4,7 @@
 - `frame`: a request was begun (or nothing was ever received) and not finished in time (slow loris).
 - `proof`: a broker or a client has not proved in time what it is, where it must.
 - `write`: a reply waits, and the client has taken nothing of it for too long.
+- A client that is muted is late for `write` alone.
 
 A quiet connection waits in the slot of the moment at which it may exceed its idle limit, so ten
 thousand silent ones cost `look` nothing. Received bytes do not move it: when the slot is due, it
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from quiverlog.errors import QuiverlogError, TooManyConnections
 from quiverlog.limits import DOOR_MS, PROOF_MS
 from quiverlog.server.net.memory import Holder
 from quiverlog.server.net.peer import origin_of
@@ -61,8 +63,10 @@ class ConnectionState:
     """The times (monotonic microseconds) and counts by which `overdue` judges."""
 
     __slots__ = (
+        "awaits_login",
         "frame_since_us",
         "in_flight",
+        "is_muted",
         "is_quiet",
         "last_read_us",
         "looked_sent_bytes",
@@ -84,10 +88,14 @@ class ConnectionState:
         self.frame_since_us = now_us
         self.unproved_since_us = 0
         """Since when a proof is awaited; 0: none is."""
+        self.awaits_login = False
+        """A client may have to prove who it is: it counts as anonymous until then."""
         self.proof_us = PROOF_MS * 1000
         """The time for it."""
         self.in_flight: dict[int, int] = {}
         """Correlation id -> arrival, in nanoseconds of the performance counter."""
+        self.is_muted = False
+        """Over its quota: nothing is read, so it cannot be late."""
         self.taken_bytes = 0
         self.taken_since_us = 0
         self.looked_sent_bytes = -1
@@ -117,6 +125,8 @@ def overdue(
             state.taken_since_us = now_us
         return "write" if now_us - state.taken_since_us > limits.write_stall_us else None
     state.taken_since_us = 0
+    if state.is_muted:
+        return None
     if state.frame_since_us and now_us - state.frame_since_us > limits.frame_us:
         return "frame"
     if not state.in_flight and now_us - state.last_read_us > limits.idle_us:
@@ -153,14 +163,17 @@ class Connection(Holder, Schedulable, Protocol):
     def proved(self) -> None:
         """A broker, or a user, is at its end: its frames may have any size."""
 
+    def mute(self, *, is_muted: bool) -> None:
+        """Read nothing more while it is muted; answers are sent."""
+
     def close_soon(self, why: str) -> None:
         """Send the gathered replies, then close."""
 
     def abort(self, reason: str) -> None:
         """Close now; unsent replies are dropped."""
 
-    def refuse(self) -> None:
-        """Send the error that the broker has no place for it, then close."""
+    def refuse(self, error: QuiverlogError | None = None) -> None:
+        """Send the error that the broker has no place for it (or `error`), then close."""
 
     def report(self) -> None:
         """Report the held bytes to the memory budget."""
@@ -174,6 +187,7 @@ class ConnectionTable:
 
     __slots__ = (
         "_active",
+        "_anonymous",
         "_claims",
         "_door",
         "_limits",
@@ -193,6 +207,8 @@ class ConnectionTable:
         self._door: dict[Connection, None] = {}
         # Those in brokers' places that have yet to prove that they are brokers, the oldest first.
         self._claims: dict[Connection, None] = {}
+        # Those that have yet to log in, the oldest first.
+        self._anonymous: dict[Connection, None] = {}
         self._next_id = 1
         self.lingering = 0
         """Connections that got their final error; the client has not closed them yet."""
@@ -232,6 +248,11 @@ class ConnectionTable:
             # The newcomer displaces the oldest: silent connections keep no broker out.
             if len(self._door) > self._limits.places.door:
                 self._refuse(next(iter(self._door)))
+        if state.awaits_login:
+            self._anonymous[connection] = None
+            # As at the door: one that logs in at once is past it before others have come so far.
+            if len(self._anonymous) > self._limits.places.anonymous:
+                self._displace(next(iter(self._anonymous)))
         connection_id = self._next_id
         self._next_id += 1
         self.by_id[connection_id] = connection
@@ -249,6 +270,8 @@ class ConnectionTable:
                 self._leave(oldest)
                 oldest.abort("proof")
             state.place = self.places.claim(state.place, state.origin)
+            if state.place is Place.BROKER:
+                self._anonymous.pop(connection, None)  # Its claim is bounded by brokers' places.
             if state.place is Place.BROKER and state.unproved_since_us:
                 self._claims[connection] = None
         elif state.place is Place.DOOR:
@@ -258,17 +281,34 @@ class ConnectionTable:
     def proved(self, connection: Connection) -> None:
         """No other takes its place."""
         self._claims.pop(connection, None)
+        self._anonymous.pop(connection, None)
+
+    @property
+    def anonymous(self) -> int:
+        """Connections that have yet to log in."""
+        return len(self._anonymous)
 
     def _leave(self, connection: Connection) -> None:
         state = connection.state
         self._door.pop(connection, None)
         self._claims.pop(connection, None)
+        self._anonymous.pop(connection, None)
         self.places.leave(state.place, state.origin)
         state.place = Place.NONE
 
     def _refuse(self, connection: Connection) -> None:
         self._leave(connection)
         connection.refuse()
+
+    def _displace(self, connection: Connection) -> None:
+        self._leave(connection)
+        connection.refuse(
+            TooManyConnections(
+                f"{self._limits.places.anonymous} connections of this broker have not logged in"
+                " yet, the most of a quarter of `connections.max`, and this was the oldest: try"
+                " again."
+            )
+        )
 
     def remove(self, connection_id: int) -> None:
         removed = self.by_id.pop(connection_id, None)
@@ -317,7 +357,7 @@ class ConnectionTable:
             return
         waiting = connection.waiting_bytes
         reason = overdue(state, self._limits, now_us, sent=sent_bytes, waiting=waiting)
-        if state.in_flight:
+        if state.in_flight or state.is_muted:
             # A system call: only where nothing was sent since the last `look`.
             if reason is None and sent_bytes == state.looked_sent_bytes:
                 reason = "gone" if connection.is_abandoned else None

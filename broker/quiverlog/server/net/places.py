@@ -53,6 +53,11 @@ class PlaceLimits(NamedTuple):
     brokers: int
     door: int
 
+    @property
+    def anonymous(self) -> int:
+        """For connections that have yet to log in, where they must."""
+        return max(1, self.clients // 4)
+
 
 class Places:
     __slots__ = ("_by_address", "_taken", "limits")

@@ -235,6 +235,7 @@ class Gauges(NamedTuple):
     jobs_waiting: Mapping[str, int] = {}
     jobs_running: int = 0
     places: Mapping[str, int] = {}
+    awaiting_login: int = 0
 
 
 class LogSize(NamedTuple):

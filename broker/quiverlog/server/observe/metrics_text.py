@@ -91,6 +91,7 @@ class MetricsExporter:
         yield from self._topics()
         yield from self._logs()
         yield from self._node()
+        yield from self._quotas()
         yield from self._cluster()
         yield from self._transactions()
 
@@ -216,6 +217,9 @@ class MetricsExporter:
         for place, count in now.places.items():
             places.add_metric([place], count)
         yield places
+        yield _gauge(
+            "connections_awaiting_login", "Connections that must log in yet.", now.awaiting_login
+        )
         yield _gauge("memory_bytes", "Memory held for connections.", now.memory_bytes)
         yield _gauge(
             "memory_bytes_max", "The budget of memory for connections.", now.memory_bytes_max
@@ -322,6 +326,22 @@ class MetricsExporter:
             displaced.add_metric(list(pair), count)
         yield displaced
 
+    def _quotas(self) -> Iterator[Metric]:
+        node = self._metrics.node
+        beyond = CounterMetricFamily(
+            "quiverlog_quota_beyond_bytes", "Bytes beyond quotas.", labels=["direction"]
+        )
+        muted = CounterMetricFamily(
+            "quiverlog_quota_muted_seconds",
+            "Time in which clients were muted.",
+            labels=["direction"],
+        )
+        for direction, byte_count in node.quota_bytes_beyond.items():
+            beyond.add_metric([direction], byte_count)
+            muted.add_metric([direction], node.quota_muted_us[direction] / 1e6)
+        yield beyond
+        yield muted
+
     def _cluster(self) -> Iterator[Metric]:
         yield from _gauges(self._cluster_gauges())
 
@@ -347,6 +367,7 @@ class MetricsExporter:
 _NODE_GAUGES: Final = frozenset(
     {
         "cluster_secrets",
+        "quota_connections_muted",
         "parked_entries",
         "parked_requests",
         "partitions_damaged",

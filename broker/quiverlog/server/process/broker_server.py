@@ -613,4 +613,5 @@ class BrokerServer:
             jobs_waiting=jobs.waiting_by_queue if jobs is not None else {},
             jobs_running=jobs.uncollected if jobs is not None else 0,
             places={p.value: self._connections.places.taken(p) for p in Place if p.is_counted},
+            awaiting_login=self._connections.anonymous,
         )

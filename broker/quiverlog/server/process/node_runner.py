@@ -17,6 +17,7 @@ from quiverlog.node.runtime.effects import (
     CloseConnection,
     ClosePeer,
     ConfigChanged,
+    ConnectionMuted,
     ConnectionProved,
     Effect,
     Job,
@@ -134,6 +135,10 @@ class NodeRunner:
                 connection = self._connections.get(effect.connection_id)
                 if connection is not None:
                     connection.proved()
+            elif type(effect) is ConnectionMuted:
+                connection = self._connections.get(effect.connection_id)
+                if connection is not None:
+                    connection.mute(is_muted=effect.is_muted)
             elif isinstance(effect, SendToPeer | ClosePeer | PeerAddresses):
                 self._to_peers(effect)
             elif type(effect) is ConfigChanged:

@@ -108,6 +108,8 @@ CLIENT: dict[str, dict[str, Any]] = {
     "add_rules": {"rules": []},
     "remove_rules": {"numbers": [1]},
     "list_rules": {},
+    "set_quota": {"kind": "user", "name": "alice", "bytes_in": 1, "connections": None},
+    "list_quotas": {},
     "check_access": {"principal": "user:a", "operation": "read", "kind": "topic", "name": "t"},
     "create_user": {"name": "alice", "password": "secret", "is_admin": False},
     "change_password": {"name": "alice", "password": "secret", "keep_old": True},

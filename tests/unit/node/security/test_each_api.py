@@ -31,6 +31,11 @@ from quiverlog.wire.placement_messages import DescribeReplicasRequest
 from quiverlog.wire.producer_messages import DescribeProducerRequest
 from quiverlog.wire.reassignment_messages import PartitionTarget, ReassignPartitionsRequest
 from quiverlog.wire.security.acl_messages import AlterAclsRequest, DescribeAclsRequest, RulePart
+from quiverlog.wire.security.quota_messages import (
+    AlterQuotasRequest,
+    DescribeQuotasRequest,
+    QuotaPart,
+)
 from quiverlog.wire.transaction_messages import (
     AbortTransactionRequest,
     CommitTransactionRequest,
@@ -165,6 +170,10 @@ CASES: Final[dict[str, Case]] = {
         AlterAclsRequest(additions=[RulePart("*", False, 1, 1, "x")], validate_only=True), Op.ALTER
     ),
     "DESCRIBE_ACLS": cluster(DescribeAclsRequest(), Op.DESCRIBE),
+    "ALTER_QUOTAS": cluster(
+        AlterQuotasRequest(changes=[QuotaPart(1, "alice", 1 << 20)], validate_only=True), Op.ALTER
+    ),
+    "DESCRIBE_QUOTAS": cluster(DescribeQuotasRequest(), Op.DESCRIBE),
     "OPEN_TRANSACTION": Case(
         lambda *_: OpenTransactionRequest(
             transactional_id=TID, instance=b"i" * 16, timeout_ms=60_000

@@ -182,6 +182,7 @@ def test_administration_in_the_file_and_the_environment(tmp_path: Path) -> None:
 ADMINISTRATIVE = {
     *("CHANGE_VOTERS", "DECOMMISSION_BROKER", "ALTER_CONFIGS", "UPDATE_FEATURES", "DELETE_TOPICS"),
     *("DELETE_RECORDS", "ELECT_LEADERS", "REASSIGN_PARTITIONS", "ALTER_USERS", "ALTER_ACLS"),
+    "ALTER_QUOTAS",
 }
 
 ASKED: dict[str, m.Request] = {

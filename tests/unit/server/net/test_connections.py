@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from quiverlog.errors import QuiverlogError
 from quiverlog.limits import DOOR_MS, PROOF_MS
 from quiverlog.server.config.config import load_config
 from quiverlog.server.net.connections import (
@@ -16,7 +17,7 @@ from quiverlog.server.net.connections import (
     ConnectionTable,
     overdue,
 )
-from quiverlog.server.net.places import Origin, Place, PlaceLimits
+from quiverlog.server.net.places import UNKNOWN_ORIGIN, Origin, Place, PlaceLimits
 from quiverlog.server.process.broker_server import connection_limits
 
 
@@ -107,6 +108,16 @@ def test_stalls_do_not_add_up() -> None:
     assert verdict(state, 601, sent=200, waiting=60) == "write"
 
 
+def test_a_muted_client_is_neither_idle_nor_slow_and_may_not_leave_answers() -> None:
+    state = ConnectionState(50)
+    state.is_muted = True
+    assert verdict(state, 10_000_000) is None
+    assert verdict(state, 10_000_000, sent=100, waiting=60) is None
+    assert verdict(state, 10_000_201, sent=100, waiting=60) == "write"
+    state.is_muted = False
+    assert verdict(state, 10_000_201) == "frame"
+
+
 def test_short_limits_are_looked_at_often() -> None:
     config = load_config(flags={"connections.frame.timeout.ms": 200})
     limits = connection_limits(config, places=places(9), lingering_max=1)
@@ -146,8 +157,8 @@ class Peer:
     def report(self) -> None:
         self.reports += 1
 
-    def refuse(self) -> None:
-        self.ended = "turned away"
+    def refuse(self, error: QuiverlogError | None = None) -> None:
+        self.ended = "turned away" if error is None else error.message
 
     def abort(self, reason: str) -> None:
         self.ended = reason
@@ -306,6 +317,41 @@ def test_silent_connections_give_way_at_the_door() -> None:
     assert table.look(2 + DOOR_MS * 1000) == []
     assert [one.ended for one in silent] == ["turned away"] * 5
     assert table.places.taken(Place.DOOR) == 0
+
+
+def awaiting(table: ConnectionTable, origin: Origin = UNKNOWN_ORIGIN) -> Peer:
+    """A connection that has yet to log in."""
+    state = ConnectionState(1, origin)
+    state.awaits_login = True
+    return Peer(table, 1, state)
+
+
+def test_those_who_have_not_logged_in_have_a_quarter_and_the_oldest_goes() -> None:
+    table = ConnectionTable(dataclasses.replace(WATCHED, places=places(8)))
+    first, second = awaiting(table), awaiting(table)
+    Peer(table, 0)
+    assert (first.ended, second.ended, table.anonymous) == ("", "", 2)
+    third = awaiting(table)
+    assert "2 connections of this broker have not logged in yet" in first.ended
+    assert (second.ended, third.ended, table.anonymous) == ("", "", 2)
+    table.proved(cast("Connection", second))
+    fourth = awaiting(table)
+    assert (third.ended, fourth.ended, table.anonymous) == ("", "", 2)
+    table.remove(third.id)
+    assert table.anonymous == 1
+    assert table.places.taken(Place.CLIENT) == 3, "the displaced one gave its place back"
+
+
+@pytest.mark.parametrize(("clients", "quarter"), [(1, 1), (4, 1), (7, 1), (8, 2)])
+def test_the_quarter_is_one_at_least(clients: int, quarter: int) -> None:
+    assert places(clients).anonymous == quarter
+
+
+def test_a_claim_to_be_a_broker_is_no_login_that_is_awaited() -> None:
+    table = ConnectionTable(dataclasses.replace(WATCHED, places=places(4)))
+    broker = awaiting(table, BROKERS_PORT)
+    assert table.settle(cast("Connection", broker), is_broker=True)
+    assert table.anonymous == 0
 
 
 def test_new_limits_of_places_count_for_the_next() -> None:
