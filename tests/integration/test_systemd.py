@@ -12,12 +12,17 @@ from pathlib import Path
 
 import pytest
 
+import quiverlog
+from quiverlog.local.secret_file import credential_lines, make_secret
 from tests.support.broker import COMMAND, BrokerProcess
+from tests.support.tls import write_files
 
 pytestmark = pytest.mark.process
 
 OPS = Path(__file__).resolve().parents[2] / "ops" / "systemd"
 UNIT = OPS / "quiverlog.service"
+SECRETS = OPS / "quiverlog-secrets.conf"
+ADMIN_PASSWORD = "of-the-administrator"
 EXPOSURE_MAX = 2.0
 """Of 10 (`systemd-analyze security`); a service without such settings has 9.6."""
 FORBID_WRITABLE_CODE = """
@@ -53,6 +58,9 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     here = Path(sys.executable).with_name("quiverlog")
     copy = tmp_path / UNIT.name
     copy.write_text(UNIT.read_text().replace(program, str(here)))
+    drop_in = tmp_path / f"{UNIT.name}.d" / "secrets.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text(SECRETS.read_text())
     assert analyze("verify", "--man=no", str(copy)) == ""
 
 
@@ -104,3 +112,33 @@ def test_the_configuration_of_the_unit_is_one(tmp_path: Path) -> None:
     config.write_text(text)
     with BrokerProcess(arguments=["--config", str(config)]) as broker:
         assert broker.running
+
+
+def test_a_broker_has_its_secrets_from_systemd(tmp_path: Path) -> None:
+    """A directory of credentials, filled by the drop-in, is all that a broker needs."""
+    text = SECRETS.read_text()
+    files = write_files(tmp_path, "of-root")
+    made = {
+        "cluster-secret": f"{make_secret()}\n",
+        "admin.credential": "\n".join(credential_lines("admin", ADMIN_PASSWORD)),
+        "broker.pem": Path(files.cert).read_text(),
+        "broker.key": Path(files.key).read_text(),
+        "brokers-ca.pem": Path(files.ca).read_text(),
+    }
+    names = {line.partition(":")[0] for line in values_of(text, "LoadCredential")}
+    assert names == made.keys()
+    credentials = tmp_path / "credentials"
+    credentials.mkdir()
+    for name, content in made.items():
+        (credentials / name).write_text(content)
+        (credentials / name).chmod(0o440)
+    env = dict(
+        line.replace("%d", str(credentials)).split("=", 1)
+        for line in values_of(text, "Environment")
+    )
+    security = quiverlog.Security(ca_file=files.ca, user="admin", password=ADMIN_PASSWORD)
+    with BrokerProcess(env=env) as broker:
+        with quiverlog.connect(broker.bootstrap, security=security) as client:
+            assert client.who_am_i().is_super
+        with pytest.raises(quiverlog.errors.LoginMissing):
+            quiverlog.connect(broker.bootstrap, security=quiverlog.Security(ca_file=files.ca))
