@@ -256,7 +256,8 @@ class LocalCluster:
             settings["allow.plaintext"] = "true"  # All is on this machine.
         words = ["--admin-credential-file", str(self.directory / _ADMIN_CREDENTIAL)]
         for key, value in settings.items():
-            words += ["--set", f"listeners.default.{key}={value}"]
+            if (name := f"listeners.default.{key}") not in self.config:
+                words += ["--set", f"{name}={value}"]
         return words
 
     def _certified(self, node_id: int) -> list[str]:
