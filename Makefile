@@ -75,7 +75,7 @@ sim-bugs:  ## The table of planted bugs and the checks that catch them
 	@$(RUN_NO_JAVA) python -m tests.sim.cluster --bugs $(ARGS)
 	@$(RUN_NO_JAVA) python -m tests.sim --bugs $(ARGS)
 
-chaos:  ## Real brokers under faults from a seed: make chaos MINUTES=10 SEED=7 (ARGS=--sink: Spark's sink)
+chaos:  ## Real brokers under faults from a seed: make chaos MINUTES=10 SEED=7 (ARGS=--sink: Spark's sink, --rotate: certificates)
 	@scripts/setup.sh $(if $(findstring --sink,$(ARGS)),--java)
 	@$(if $(findstring --sink,$(ARGS)),$(RUN),$(RUN_NO_JAVA)) python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 

@@ -21,6 +21,7 @@ import uvloop
 
 from .failover import failover
 from .nemesis import draw
+from .rotation import rotation
 from .run import run
 from .steady import steady
 
@@ -30,9 +31,12 @@ INSIDE = "QUIVERLOG_TEST_CHAOS_INSIDE"
 def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="of the schedule (default: fresh)")
-    parser.add_argument("--minutes", type=float, default=1.0, help="of faults (default 1)")
+    parser.add_argument(
+        "--minutes", type=float, help="of faults (default 1, of --rotate 30: one round a minute)"
+    )
     parser.add_argument("--kills", type=int, default=0, help="instead: kill the leader so often")
     parser.add_argument("--steady", action="store_true", help="instead: full load, no fault")
+    parser.add_argument("--rotate", action="store_true", help="instead: certificates, passwords")
     parser.add_argument("--sink", action="store_true", help="instead: Spark's sink, exactly once")
     parser.add_argument("--case", default="", help="of --sink: only those with this in their name")
     parser.add_argument("--mode", default="exactly_once", help="of --case: at_least_once fails")
@@ -40,7 +44,10 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=1, help="with seeds that follow one another")
     parser.add_argument("--no-mounts", action="store_true", help="full disks by RLIMIT_FSIZE")
     parser.add_argument("--logs", type=Path, default=None, help="keep the brokers' logs here")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.minutes is None:
+        options.minutes = 30.0 if options.rotate else 1.0
+    return options
 
 
 def enter_name_spaces(argv: list[str]) -> None:
@@ -80,6 +87,10 @@ def main(argv: list[str]) -> int:
             quiet = runner.run(steady(duration_s, on_step))
         print(quiet.text())
         return 1 if quiet.problems else 0
+    if options.rotate:
+        rotated = rotation(duration_s, on_step)
+        print(rotated.text())
+        return 1 if rotated.problems else 0
     if options.sink:
         return _sink(first, duration_s, options, on_step)
     failures = 0
