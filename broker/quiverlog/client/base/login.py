@@ -46,8 +46,16 @@ from quiverlog.wire.security.scram import (
 from .results import Address
 from .security import Security
 
-__all__ = ["Credentials", "Login", "line_of"]
+__all__ = ["LOGIN_S", "Credentials", "Login", "line_of", "renewed_in_s"]
 
+LOGIN_S: Final = 3.0
+"""For a login at the least: refusals come late, and one that is cut short would look as a silent
+broker."""
+_RENEWED_AT: Final = 0.8
+"""Of a login's life."""
+_TRIED_AGAIN_AT: Final = 0.25
+_RENEWED_S_MIN: Final = 1.0
+_TRIED_AGAIN_S_MAX: Final = 60.0
 _KEYS_MAX: Final = 8
 """Salts of which a client remembers the keys: making them takes milliseconds."""
 
@@ -60,6 +68,16 @@ class _Own:
 
     def __str__(self) -> str:
         return f"token {self.name[:4]}..." if self.is_token else f"user {self.name!r}"
+
+
+def renewed_in_s(left_s: float, *, has_failed: bool = False) -> float:
+    """Return when to log in again on a connection whose login counts for `left_s` more.
+
+    A file that is being written, or an owner's mistake, may be mended before the login ends.
+    """
+    if has_failed:
+        return max(_RENEWED_S_MIN, min(_TRIED_AGAIN_S_MAX, left_s * _TRIED_AGAIN_AT))
+    return max(_RENEWED_S_MIN, left_s * _RENEWED_AT)
 
 
 class Login:

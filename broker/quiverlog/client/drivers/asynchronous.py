@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -31,12 +32,13 @@ from quiverlog.client.base.commands import (
     Sleep,
     Start,
 )
-from quiverlog.client.base.login import Credentials
+from quiverlog.client.base.login import LOGIN_S, Credentials, renewed_in_s
 from quiverlog.client.base.results import Address
 from quiverlog.client.cluster.answers import check_answer
 from quiverlog.client.cluster.metadata import check
 from quiverlog.client.cluster.routing import Settings
 from quiverlog.errors import (
+    BrokerNotProved,
     ClientClosed,
     ConnectionClosed,
     ConnectionFailed,
@@ -51,7 +53,7 @@ from quiverlog.wire.authentication_messages import AuthenticateRequest, Authenti
 from quiverlog.wire.connection import ClientConnection
 from quiverlog.wire.messages import HelloRequest, Request, Response
 
-from .blocking import LOGIN_S, RENEWED_AT, ArrowMemory, contexts_of, system_reason
+from .blocking import ArrowMemory, contexts_of, system_reason
 from .name_lookup import late_reason, lookup, numeric
 
 if TYPE_CHECKING:
@@ -61,14 +63,13 @@ __all__ = ["AsyncConnection", "AsyncDriver", "IoThread"]
 
 
 T = TypeVar("T")
+logger = logging.getLogger("quiverlog")
 
 # Up to here head and body are joined: one system call costs more than the copy.
 JOIN_BYTES_MAX = 64 * 1024
 
 # Correlation ids start at 1, and HELLO is the first request of a connection.
 HELLO_ID = 1
-RENEWED_S_MIN = 1.0
-"""Between two logins of one connection."""
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
@@ -82,6 +83,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._pending: dict[int, tuple[Request, asyncio.Future[Reply]]] = {}
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
+        self._login_ends_s = 0.0
         self._renewal: asyncio.TimerHandle | None = None
         self._renewing: asyncio.Task[None] | None = None
 
@@ -143,8 +145,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
         reply = await self._transmit(HELLO_ID, HelloRequest(), head, (), timeout_s)
         check(reply.response)
 
-    async def log_in(self, credentials: Credentials) -> None:
-        """Log in, where it is needed, and again before the login expires."""
+    async def log_in(self, credentials: Credentials, timeout_s: float = LOGIN_S) -> None:
+        """Log in, where it is needed, and again before the login expires.
+
+        Args:
+            timeout_s: of each step.
+        """
         peer = self._protocol.peer
         assert peer is not None, "HELLO was answered"
         login = credentials.begin(self.address, peer)
@@ -152,21 +158,32 @@ class AsyncConnection(asyncio.BufferedProtocol):
             return
         request: AuthenticateRequest | None = login.request
         while request is not None:
-            response = (await self.request(request, (), LOGIN_S)).response
+            response = (await self.request(request, (), timeout_s)).response
             assert isinstance(response, AuthenticateResponse)
             request = login.answer(response)
         if login.expires_ms >= 0 and not self.closed:
-            renew_s = max(RENEWED_S_MIN, login.expires_ms / 1000 * RENEWED_AT)
-            self._renewal = self._loop.call_later(renew_s, self._renew, credentials)
+            left_s = login.expires_ms / 1000
+            self._login_ends_s = self._loop.time() + left_s
+            self._renewal = self._loop.call_later(renewed_in_s(left_s), self._renew, credentials)
 
     def _renew(self, credentials: Credentials) -> None:
         self._renewing = self._loop.create_task(self.log_in(credentials))
-        self._renewing.add_done_callback(self._renewed)
+        self._renewing.add_done_callback(lambda done: self._renewed(done, credentials))
 
-    def _renewed(self, done: asyncio.Task[None]) -> None:
+    def _renewed(self, done: asyncio.Task[None], credentials: Credentials) -> None:
         error = None if done.cancelled() else done.exception()
-        if isinstance(error, QuiverlogError):
-            self._end(error)  # The next connection tries anew.
+        if self.closed or not isinstance(error, QuiverlogError):
+            return
+        # Never the error itself: to a request under way it would be the broker's answer, "not
+        # stored". The next connection raises it.
+        if isinstance(error, BrokerNotProved):
+            self._end(ConnectionClosed(f"The connection is closed: {error.message}"))
+            return
+        logger.warning("the login at %s is not renewed: %s", self.address, error.message)
+        left_s = self._login_ends_s - self._loop.time()
+        if left_s > 0:  # Until then it counts; then the broker ends the connection.
+            again_s = renewed_in_s(left_s, has_failed=True)
+            self._renewal = self._loop.call_later(again_s, self._renew, credentials)
 
     def request(
         self, request: Request, body: Sequence[Buffer], timeout_s: float
@@ -412,7 +429,8 @@ class AsyncDriver:
             connection.close()
             raise
         try:
-            await connection.log_in(self._credentials)
+            login_s = max(LOGIN_S, end_s - loop.time())
+            await connection.log_in(self._credentials, login_s)
         except BaseException:
             connection.close()
             raise

@@ -8,6 +8,7 @@ the child may not use the parent's sockets: every entry compares the process id.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import socket
@@ -32,7 +33,7 @@ from quiverlog.client.base.commands import (
     Sleep,
     Start,
 )
-from quiverlog.client.base.login import Credentials
+from quiverlog.client.base.login import LOGIN_S, Credentials, renewed_in_s
 from quiverlog.client.base.results import Address
 from quiverlog.client.base.security import Security
 from quiverlog.client.cluster.answers import check_answer
@@ -45,6 +46,8 @@ from quiverlog.errors import (
     CorruptFrame,
     ForkedClient,
     FrameTooLarge,
+    InvalidRequest,
+    InvalidSecurity,
     QuiverlogError,
     RequestTimedOut,
 )
@@ -81,11 +84,10 @@ __all__ = [
 ]
 
 
+logger = logging.getLogger("quiverlog")
+
 # Of the first answer: the error about a server that is no broker shows them.
 HEAD_BYTES: Final = 8
-LOGIN_S: Final = 3.0
-RENEWED_AT: Final = 0.8
-"""Of a login's life."""
 IOV_MAX = 512
 _OPTIONS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY),
@@ -125,6 +127,7 @@ class BlockingConnection:
         self._credentials = credentials or Credentials(settings.security)
         # When to log in again; None: never.
         self._renew_s: float | None = None
+        self._login_ends_s = 0.0
         self._local_reads = local_reads
         self._asks_for_ranges = False
         # More than the answer has arrived: the connection is not used again.
@@ -165,7 +168,6 @@ class BlockingConnection:
         login = self._credentials.begin(self.address, peer)
         if login is None:
             return
-        # Refusals come late, and a login that is cut short would look as a silent broker.
         self._deadline_s = max(self._deadline_s, time.monotonic() + LOGIN_S)
         request: AuthenticateRequest | None = login.request
         while request is not None:
@@ -176,13 +178,27 @@ class BlockingConnection:
             request = login.answer(response)
         self._renew_s = None
         if login.expires_ms >= 0:
-            self._renew_s = time.monotonic() + login.expires_ms / 1000 * RENEWED_AT
+            left_s = login.expires_ms / 1000
+            self._login_ends_s = time.monotonic() + left_s
+            self._renew_s = time.monotonic() + renewed_in_s(left_s)
 
-    def renew(self, timeout_s: float) -> None:
-        """Log in again where the login is about to expire."""
-        if self._renew_s is not None and time.monotonic() >= self._renew_s:
-            self._deadline_s = time.monotonic() + timeout_s
+    def renew(self, timeout_s: float) -> bool:
+        """Log in again where the login is about to expire; return whether the login counts."""
+        if self._renew_s is None or time.monotonic() < self._renew_s:
+            return True
+        self._deadline_s = time.monotonic() + timeout_s
+        try:
             self._log_in()
+        except (InvalidSecurity, InvalidRequest) as error:
+            # Nothing was sent, or it is another user's: the login before counts until its end.
+            logger.warning("the login at %s is not renewed: %s", self.address, error.message)
+            left_s = self._login_ends_s - time.monotonic()
+            self._renew_s = time.monotonic() + renewed_in_s(left_s, has_failed=True)
+            return left_s > 0
+        except QuiverlogError as error:
+            logger.warning("the login at %s is not renewed: %s", self.address, error.message)
+            return False
+        return True
 
     def _receive_hello(self, tls: TlsContexts | None) -> Response:
         try:
@@ -640,11 +656,11 @@ class BlockingDriver:
                 )
             if not connection.is_stale():
                 try:
-                    connection.renew(min(within_s, self._settings.connect_timeout_s))
+                    if connection.renew(min(within_s, self._settings.connect_timeout_s)):
+                        return connection
                 except BaseException:
                     connection.close()
                     raise
-                return connection
             connection.close()
 
     def _give_back(self, connection: BlockingConnection) -> None:
