@@ -102,7 +102,8 @@ def change_password(
     keeps_old: bool,
     now_us: int,
 ) -> list[Record]:
-    """`keeps_old`: the password before counts on, until `drop_old_passwords`."""
+    """`keeps_old`: the password before counts on, until `drop_old_passwords`. The same again
+    changes nothing: a client repeats a change whose answer was lost."""
     user = _found(image, name)
     _check(credentials)
     counting = list(credentials)
@@ -119,6 +120,8 @@ def change_password(
                     f"{one[0]} has another salt, or other iterations, than the password that is"
                     " to count on: make it with those that DESCRIBE_USERS returns."
                 )
+        if all(one == before[one[0]] for one in credentials):
+            return []
         pairs = ((one, before[one[0]]) for one in credentials)
         counting = [one for pair in pairs for one in dict.fromkeys(pair)]
     return _changed(user, UserRecord(name, now_us, tuple(counting), user.is_admin))

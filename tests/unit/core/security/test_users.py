@@ -175,6 +175,18 @@ def test_the_old_password_counts_beside_the_new_one_until_it_is_dropped() -> Non
     assert users.drop_old_passwords(image, "alice", now_us=NOW_US) == []
 
 
+def test_the_same_password_beside_the_old_one_again_does_not_end_the_old_one() -> None:
+    """As a client does whose first answer was lost."""
+    image = image_of()
+    create(image, "alice", credential(1), credential(2, SCRAM_SHA_512))
+    newer = (credential(3), credential(4, SCRAM_SHA_512))
+    change(image, "alice", *newer, keeps_old=True)
+    kept = image.users["alice"].credentials
+    assert len(kept) == 4
+    again = users.change_password(image, "alice", newer, keeps_old=True, now_us=NOW_US + 2)
+    assert again == []
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
