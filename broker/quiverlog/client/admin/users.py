@@ -7,7 +7,7 @@ broker when it returns, or `_SPREAD_S` have passed.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -34,7 +34,7 @@ from quiverlog.wire.security.scram import (
     HASHES,
     SCRAM_SALT_BYTES,
     SCRAM_SHA_256,
-    check_credential,
+    check_work,
     make_credential,
     prepare_password,
 )
@@ -148,9 +148,8 @@ def make_credentials(
         for mechanism, salt, count in kinds or [
             (one, os.urandom(SCRAM_SALT_BYTES), iterations) for one in HASHES
         ]:
+            check_work(salt, count)
             credential = make_credential(mechanism, prepared, salt, count)
-            # A broker must not choose numbers that give the password away.
-            check_credential(mechanism, credential)
             keys = credential.stored_key, credential.server_key
             made.append(ScramCredential(mechanism, salt, count, *keys))
     except ValueError as error:
@@ -166,25 +165,14 @@ def create_user(
     request = AlterUsersRequest(
         name=name, change=UserChange.CREATE, credentials=credentials, is_admin=is_admin
     )
-    is_unanswered = False
 
-    def attempt() -> Operation[int]:
-        nonlocal is_unanswered
-        try:
-            return (yield from _alter(cluster, request))
-        except (ConnectionClosed, RequestTimedOut, OutcomeUnknown):
-            is_unanswered = True
-            raise
-        except UserExists:
-            # An earlier try, whose answer was lost, may have made it: its salts are random.
-            found = yield from _described(cluster, name)
-            salts = {bytes(one.salt) for one in found.users[0].passwords}
-            if not is_unanswered or salts != {one.salt for one in credentials}:
-                raise
-            return found.metadata_version
+    def made() -> Operation[int | None]:
+        found = yield from _described(cluster, name)
+        salts = {bytes(one.salt) for one in found.users[0].passwords}
+        is_own = salts == {one.salt for one in credentials}  # They are random.
+        return found.metadata_version if is_own else None
 
-    version = yield from cluster.retrying(attempt)
-    yield from _spread(cluster, version)
+    yield from _alter_until_answered(cluster, request, UserExists, made)
 
 
 def change_password(
@@ -200,6 +188,11 @@ def change_password(
             kinds = [(p.mechanism, p.salt, p.iterations) for p in found.users[0].passwords]
             if not kinds or any(mechanism not in HASHES for mechanism, *_ in kinds):
                 raise InvalidResponse(f"User {name!r} is described without a password.")
+            try:
+                for _, salt, count in kinds:
+                    check_work(salt, count)
+            except ValueError as error:
+                raise InvalidResponse(f"User {name!r} is described with {error}.") from None
         change = UserChange.PASSWORD_BESIDE if keep_old else UserChange.PASSWORD
         credentials = make_credentials(password, kinds)
         return (
@@ -215,23 +208,13 @@ def change_password(
 def change_user(cluster: Cluster, name: str, change: UserChange) -> Operation[None]:
     """Delete a user, drop its old password, or make it an administrator or none."""
     _check_name(name)
+
+    def deleted() -> Operation[int | None]:
+        yield from ()
+        return 0 if change is UserChange.DELETE else None
+
     request = AlterUsersRequest(name=name, change=change)
-    is_unanswered = False
-
-    def attempt() -> Operation[int]:
-        nonlocal is_unanswered
-        try:
-            return (yield from _alter(cluster, request))
-        except (ConnectionClosed, RequestTimedOut, OutcomeUnknown):
-            is_unanswered = True
-            raise
-        except UnknownUser:
-            if change is UserChange.DELETE and is_unanswered:
-                return 0  # An earlier try, whose answer was lost, has deleted it.
-            raise
-
-    version = yield from cluster.retrying(attempt)
-    yield from _spread(cluster, version)
+    yield from _alter_until_answered(cluster, request, UnknownUser, deleted)
 
 
 def list_users(
@@ -274,6 +257,36 @@ def _detail(one: DescribedUser) -> UserDetail:
             TokenDetail(t.token_id, moment(t.created_us), moment(t.expires_us)) for t in one.tokens
         ),
     )
+
+
+def _alter_until_answered(
+    cluster: Cluster,
+    request: AlterUsersRequest,
+    done_already: type[QuiverlogError],
+    version_of: Callable[[], Operation[int | None]],
+) -> Operation[None]:
+    """
+    Args:
+        done_already: the refusal of what an earlier try, whose answer was lost, may have done.
+        version_of: returns the metadata's version if it has; None: another request has.
+    """
+    is_unanswered = False
+
+    def attempt() -> Operation[int]:
+        nonlocal is_unanswered
+        try:
+            return (yield from _alter(cluster, request))
+        except (ConnectionClosed, RequestTimedOut, OutcomeUnknown):
+            is_unanswered = True
+            raise
+        except done_already:
+            version = (yield from version_of()) if is_unanswered else None
+            if version is None:
+                raise
+            return version
+
+    version = yield from cluster.retrying(attempt)
+    yield from _spread(cluster, version)
 
 
 def _alter(cluster: Cluster, request: AlterUsersRequest) -> Operation[int]:

@@ -399,7 +399,7 @@ def _check_page_of_transactions(request: Any, response: Any, _: int) -> None:
         raise InvalidResponse(
             f"Transactions from {_shown(request.first_id)} on come as {found[:SHOWN_MAX]}."
         )
-    if following and following <= max(request.first_id, *found[-1:]):
+    if following and following <= max((request.first_id, *found[-1:])):
         raise InvalidResponse(
             f"The page of transactions from {_shown(request.first_id)} on is followed by"
             f" {_shown(following)}."
@@ -413,7 +413,7 @@ def _check_describe_users(request: Any, response: Any, _: int) -> None:
     if names != sorted(set(names)) or (names and names[0] < request.first_name):
         raise InvalidResponse(f"Users come as {names[:SHOWN_MAX]}.")
     following = response.next_name
-    if following is not None and following <= max(request.first_name, *names[-1:]):
+    if following is not None and following <= max((request.first_name, *names[-1:])):
         raise InvalidResponse(
             f"The page of users from {_shown(request.first_name)} on is followed by"
             f" {_shown(following)}."
@@ -438,7 +438,7 @@ def _check_describe_acls(request: Any, response: Any, _: int) -> None:
     if found != sorted(set(found)) or (found and found[0] < max(1, request.first_number)):
         raise InvalidResponse(f"Rules from {request.first_number} on come as {found[:SHOWN_MAX]}.")
     following = response.next_number
-    if following and following <= max(request.first_number, *found[-1:]):
+    if following and following <= max((request.first_number, *found[-1:])):
         raise InvalidResponse(
             f"The page of rules from {request.first_number} on is followed by {following}."
         )

@@ -44,6 +44,7 @@ __all__ = [
     "ScramClient",
     "ScramServer",
     "check_credential",
+    "check_work",
     "credential_line",
     "derive_keys",
     "make_credential",
@@ -128,14 +129,20 @@ def make_credential(mechanism: str, password: bytes, salt: bytes, iterations: in
 def check_credential(mechanism: str, credential: Credential) -> None:
     """Raises ValueError: another one made it, and it cannot be used."""
     size = hashlib.new(HASHES[mechanism]).digest_size
-    if not SCRAM_ITERATIONS_MIN <= credential.iterations <= SCRAM_ITERATIONS_MAX:
-        raise ValueError(_why_iterations(credential.iterations))
-    if not _SALT_BYTES_MIN <= len(credential.salt) <= _SALT_BYTES_MAX:
-        raise ValueError(
-            f"a salt has {_SALT_BYTES_MIN} to {_SALT_BYTES_MAX} bytes, not {len(credential.salt)}"
-        )
+    check_work(credential.salt, credential.iterations)
     if len(credential.stored_key) != size or len(credential.server_key) != size:
         raise ValueError(f"the keys of {mechanism} have {size} bytes")
+
+
+def check_work(salt: bytes, iterations: int) -> None:
+    """Check what another one has chosen for the slow step, before it is done: few iterations give
+    the password away, many hold the processor. Raises ValueError."""
+    if not SCRAM_ITERATIONS_MIN <= iterations <= SCRAM_ITERATIONS_MAX:
+        raise ValueError(_why_iterations(iterations))
+    if not _SALT_BYTES_MIN <= len(salt) <= _SALT_BYTES_MAX:
+        raise ValueError(
+            f"a salt has {_SALT_BYTES_MIN} to {_SALT_BYTES_MAX} bytes, not {len(salt)}"
+        )
 
 
 def _why_iterations(iterations: int) -> str:

@@ -13,6 +13,8 @@ COMMIT = t.CommitTransactionRequest(
     attempts=[t.CommittedAttempt(b"a" * 16, 2), t.CommittedAttempt(b"b" * 16, 3)]
 )
 LIST = t.ListTransactionsRequest(first_id="c")
+FIRST = t.ListTransactionsRequest()
+LATER = t.ListTransactionsRequest(first_id="app-2")
 DESCRIBE = t.DescribeTransactionsRequest(first_id="c")
 
 
@@ -39,6 +41,8 @@ def described(*ids: str, then: str = "") -> t.DescribeTransactionsResponse:
         (LIST, listed()),
         (LIST, listed("c", "d", then="e")),
         (LIST, listed(then="d")),
+        (FIRST, listed(then="a")),
+        (LATER, listed(then="app-3")),
         (DESCRIBE, described("c", "d", then="e")),
     ],
 )
@@ -57,6 +61,7 @@ def test_answers_that_fit(request_: m.Request, response: m.Response) -> None:
         (LIST, listed("c", "c"), "from 'c' on come as"),
         (LIST, listed(then="c"), "followed by 'c'"),
         (LIST, listed("c", "d", then="d"), "followed by 'd'"),
+        (LATER, listed(then="app-1"), "followed by 'app-1'"),
         (DESCRIBE, described("d", "c"), "from 'c' on come as"),
     ],
 )
