@@ -354,6 +354,7 @@ class Logins:
     ) -> None:
         # Also where a login is only wanted: what comes behind is not an anonymous client's.
         assert connection_id not in self._ending, "it is refused once"
+        self._logged_in.pop(connection_id, None)  # A login that is repeated, and fails, ends.
         self.open[connection_id] = Asked.REQUIRED
         self._ending.add(connection_id)
         self._metrics.logins_refused += 1

@@ -189,7 +189,7 @@ def test_only_its_mechanisms_are_taken(tmp_path: Path) -> None:
 
 FAILURES = {
     "another password": lambda node: log_in(node, "alice", b"wrong", OTHER),
-    "no such user": lambda node: log_in(node, "nobody", b"secret", OTHER),
+    "no such user": lambda node: log_in(node, "mallory", b"secret", OTHER),
     "a mechanism that the user lacks": lambda node: log_in(
         node, "alice", b"secret", OTHER, SCRAM_SHA_512
     ),
@@ -257,6 +257,15 @@ def test_one_may_log_in_again_as_the_same_user_alone(node: NodeDriver) -> None:
     assert other.error_code == InvalidRequest.code
     assert "as user:alice" in other.error_message
     assert who(node, ALICE) == "user:alice"
+
+
+def test_a_repeated_login_that_fails_ends_the_connection(node: NodeDriver) -> None:
+    assert log_in(node, "alice", b"wrong", ALICE) is None
+    assert node.answer(node.request(WhoAmIRequest(), connection=ALICE)) is None
+    node.advance(1_300)
+    assert late(node, ALICE).error_code == AuthenticationFailed.code
+    assert closed(node) == [ALICE]
+    assert not [one for one in node.lines if one.level == "error"]
 
 
 def test_the_server_learns_of_a_login(node: NodeDriver) -> None:
@@ -372,7 +381,7 @@ def test_logins_survive_a_restart_of_the_broker(node: NodeDriver) -> None:
 
 
 def test_a_salt_of_a_name_that_does_not_exist_stays(node: NodeDriver) -> None:
-    first = b"n,,n=nobody,r=" + b"x" * 24
+    first = b"n,,n=mallory,r=" + b"x" * 24
     salts = set()
     for connection in (20, 21):
         connect(node, connection)
