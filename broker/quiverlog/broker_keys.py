@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from quiverlog import limits
-from quiverlog.roles import read_roles, read_seeds, read_super_users
+from quiverlog.roles import read_audit_topics, read_roles, read_seeds, read_super_users
 from quiverlog.settings import Kind, Setting, SettingsTable
 
 __all__ = ["CONFIG_KEYS", "ENV_PREFIX", "OWN_KEYS", "env_of", "flag_of"]
@@ -117,7 +117,7 @@ _KEYS: Final = (
         "",
         "Users that may do everything at this broker, whatever the rules are, separated by commas."
         " They need a password or a token like all others. For the way back in when the rules have"
-        " shut everyone out: it is read from this broker's own configuration alone, again on"
+        " shut all others out: it is read from this broker's own configuration alone, again on"
         " SIGHUP.",
         read=read_super_users,
         label="name,...",
@@ -127,7 +127,7 @@ _KEYS: Final = (
         "admin.credential.file",
         _TEXT,
         "",
-        "A file with the first user, who may do everything: lines of `quiverlog user hash`. It"
+        "A file with the first user, which may do everything: lines of `quiverlog user hash`. It"
         " counts while the cluster has no user, at the start of a broker that is a cluster by"
         " itself, as the first one of a new cluster is ([Security](security.md)).",
         because="it is for the start",
@@ -491,6 +491,17 @@ _KEYS: Final = (
         because="it is opened before the first client is served",
     ),
     Setting(
+        "audit.topics",
+        _OTHER,
+        "",
+        "Topics whose reads and writes are audited, too, separated by commas: names, beginnings"
+        " such as `orders-*`, or `*`. It is read from this broker's own configuration alone, again"
+        " on SIGHUP.",
+        read=read_audit_topics,
+        label="name,...",
+        reloadable=True,
+    ),
+    Setting(
         "log.format",
         _CHOICE,
         "logfmt",
@@ -501,5 +512,6 @@ _KEYS: Final = (
 )
 
 CONFIG_KEYS: Final = SettingsTable(_KEYS)
-OWN_KEYS: Final = frozenset(("super.users",))
-"""Never set in the cluster: an administrator of it could lock out the machine's."""
+OWN_KEYS: Final = frozenset(("super.users", "audit.topics"))
+"""Never set in the cluster: an administrator of it could lock out the machine's, or end its audit
+unseen."""

@@ -222,6 +222,7 @@ PEER_LOG_INTERVAL_MS: Final = 60_000
 """Between two logs of the same failure of one peer."""
 USER_NAME_CHARS_MAX: Final = 128
 SUPER_USERS_MAX: Final = 100
+AUDIT_TOPICS_MAX: Final = 100
 LOGIN_MS: Final = 10_000
 """For all of a client's login, from its connection on."""
 USERS_MAX: Final = 10_000

@@ -1,15 +1,28 @@
-"""The roles of a process, the addresses of the first controllers, and the names of super users: how
-they are written."""
+"""The roles of a process, the addresses of the first controllers, the names of super users and of
+audited topics: how they are written."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from quiverlog.addresses import Address, parse_address
-from quiverlog.limits import QUORUM_SEEDS_MAX, SUPER_USERS_MAX
+from quiverlog.limits import (
+    AUDIT_TOPICS_MAX,
+    QUORUM_SEEDS_MAX,
+    SUPER_USERS_MAX,
+    TOPIC_NAME_CHARS_MAX,
+)
 from quiverlog.types import USER_NAME
 
-__all__ = ["ROLE_BROKER", "ROLE_CONTROLLER", "read_roles", "read_seeds", "read_super_users"]
+__all__ = [
+    "ROLE_BROKER",
+    "ROLE_CONTROLLER",
+    "read_audit_topics",
+    "read_roles",
+    "read_seeds",
+    "read_super_users",
+]
 
 ROLE_BROKER: Final = "broker"
 ROLE_CONTROLLER: Final = "controller"
@@ -44,6 +57,19 @@ def read_seeds(text: str) -> dict[int, Address]:
     if len(found) > QUORUM_SEEDS_MAX:
         raise ValueError(f"at most {QUORUM_SEEDS_MAX} addresses")
     return found
+
+
+_TOPICS: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_CHARS_MAX}}}\*?|\*")
+
+
+def read_audit_topics(text: str) -> tuple[str, ...]:
+    """Parse names of topics, and beginnings of names. Raises ValueError with what was expected."""
+    names = tuple(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
+    if not all(map(_TOPICS.fullmatch, names)):
+        raise ValueError("names of topics, or beginnings such as `orders-*`, separated by commas")
+    if len(names) > AUDIT_TOPICS_MAX:
+        raise ValueError(f"at most {AUDIT_TOPICS_MAX} names")
+    return names
 
 
 def read_super_users(text: str) -> tuple[str, ...]:

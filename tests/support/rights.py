@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from quiverlog.core.controller.internal_topics import STAGED
 from quiverlog.core.security.principals import of_user
 from quiverlog.node.runtime.events import ConnectionOpened
 from quiverlog.types import Operation, ResourceKind
@@ -16,8 +17,9 @@ from quiverlog.wire.security.acl_messages import AlterAclsRequest, RulePart
 
 from .logins import WANTED
 from .node import NodeDriver
+from .staged import staged_batch
 
-__all__ = ["ALICE", "ANONYMOUS", "ROOT", "RightsDriver", "rule"]
+__all__ = ["ALICE", "ANONYMOUS", "ROOT", "RightsDriver", "rule", "settle", "stage"]
 
 ROOT: Final = 1
 ALICE: Final = 2
@@ -63,3 +65,20 @@ class RightsDriver(NodeDriver):
 
     def take_all(self) -> None:
         self.give(removals=list(self.node.broker.view.image.rules.rules))
+
+
+def settle(node: RightsDriver) -> None:
+    for _ in range(30):
+        node.run_until_idle()
+        if node.syncs:
+            node.flush()
+
+
+def stage(node: RightsDriver, *rows: dict[str, Any], connection: int = ALICE) -> Any:
+    """Write rows of `__staged`; returns the entry's result."""
+    staged = node.node.broker.view.image.topics[STAGED].topic_id
+    correlation = node.produce(staged, staged_batch(rows), connection=connection)
+    settle(node)
+    answer = node.answer(correlation)
+    assert answer is not None
+    return answer[0].partitions[0]

@@ -134,6 +134,7 @@ def make_live_config(broker: Broker) -> LiveConfig:
         "partition.move.bytes.per.second": broker.replication.set_move_rate,
         "damaged.replicas.kept": broker.repairs.set_kept,
         "super.users": lambda names, _now: broker.authoriser.set_super_users(names),
+        "audit.topics": lambda names, _now: broker.audit.set_topics(names),
         # These are made later; no value is set before.
         "transactional.id.expiry.ms": lambda ms, now: broker.coordinators.set_expiry(ms, now),
         "staged.bytes.max": lambda bytes_max, now: broker.staging.set_bytes_max(bytes_max, now),
@@ -374,6 +375,7 @@ class Broker:
             self.metrics,
             is_on=self.config.authorises or self.config.audit_wanted,
         )
+        audit.set_topics(self.config.audit_topics)
         self.quotas = Quotas(self.view, self.clients, self.outbox, self.metrics)
         self.logins = Logins(
             self.config,
@@ -497,6 +499,7 @@ class Broker:
             self.config,
             self.repairs.found,
             self.leader_lease,
+            self.audit,
         )
 
     def _make_transactions(self) -> None:

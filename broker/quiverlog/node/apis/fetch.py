@@ -192,10 +192,12 @@ class FetchAnswer:
                 return False
         return True
 
-    def count(self) -> None:
+    def count(self, connection_id: int) -> None:
+        """It is sent now."""
         for replica, byte_count, rows in self.rows:
             replica.counters.bytes_out += byte_count
             replica.counters.rows_out += rows
+        self._lookup.audit_reads(connection_id, (one.topic.name for one, _, _ in self.rows))
         if self.ranges_bytes:
             self._lookup.count_local_read(self.ranges_bytes)
 
@@ -571,7 +573,7 @@ class FetchWaiter(Waiter):
             self._answer(answer)
 
     def _answer(self, answer: FetchAnswer) -> None:
-        answer.count()
+        answer.count(self.connection_id)
         self._waits.answer(self, answer.response, answer.body)
 
     def release(self) -> None:
@@ -609,7 +611,7 @@ def handle_fetch(broker: Broker, event: RequestReceived, now: Now) -> None:
     if not in_steps:
         in_steps = bool(count and answer.look(count))
         if not in_steps and (wait_ms == 0 or answer.enough()):
-            answer.count()
+            answer.count(connection_id)
             correlation_id = request.correlation_id
             broker.outbox.respond(connection_id, correlation_id, answer.response, answer.body)
             return

@@ -16,6 +16,7 @@ from typing import ClassVar, Final, NamedTuple
 
 from quiverlog.batch.header import BatchHeader
 from quiverlog.core.controller.internal_topics import STAGED, refuse_internal
+from quiverlog.core.security.acls import NO_RULE
 from quiverlog.errors import (
     DiskFull,
     InvalidProducerEpoch,
@@ -272,6 +273,8 @@ def _admit_all(
             assert replica is not None
             end_offset = _admit(broker, replica, entry, result, now)
             assert end_offset > 0, "an entry that is admitted has rows"
+            if broker.audit.has_topics:
+                _audit(broker, produce.asker, rights, entry)
         except QuiverlogError as error:
             # Not kept for later: its traceback holds the body.
             fail_result(result, error)
@@ -295,6 +298,19 @@ def _check_staged(rights: Rights, inner: InnerChecks) -> None:
             rights.guard(_PRODUCE).check(topic_id)
         except QuiverlogError as error:
             raise named_row(error, row) from None
+
+
+def _audit(broker: Broker, asker: int, rights: Rights | None, entry: Entry) -> None:
+    """Record the topic that is written; of staged rows, those where a commit puts them."""
+    assert entry.replica is not None
+    names = [entry.replica.topic.name]
+    if entry.inner is not None:
+        topics = broker.view.image.topics_by_id
+        staged = dict.fromkeys(topic_id for _, topic_id in entry.inner.named)
+        names = [topics[topic_id].name for topic_id in staged if topic_id in topics]
+    for name in names:
+        rule = NO_RULE if rights is None else rights.rule_for(Operation.WRITE, name)
+        broker.audit.allowed(asker, m.Api.PRODUCE, Operation.WRITE, name, rule)
 
 
 # --- produces that wait ------------------------------------------------------------------------

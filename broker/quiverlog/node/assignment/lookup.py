@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from typing import Final
 
+from quiverlog.core.security.acls import NO_RULE
 from quiverlog.errors import (
     CorruptLog,
     NotLeader,
@@ -26,9 +27,12 @@ from quiverlog.node.runtime.jobs import Jobs, Starter
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.node.runtime.purgatory import Waiter
+from quiverlog.node.security.audit import Audit
 from quiverlog.node.security.authoriser import Guard, no_topic_id
 from quiverlog.storage.disk.disk import is_unreadable_file
 from quiverlog.storage.segment.reading_jobs import NotResident
+from quiverlog.types import Operation
+from quiverlog.wire.apis import Api
 
 __all__ = ["RULES_CHANGED", "Lookup"]
 
@@ -39,6 +43,7 @@ RULES_CHANGED: Final = -2
 class Lookup:
     __slots__ = (
         "_assignment",
+        "_audit",
         "_guard",
         "_jobs",
         "_leader_lease",
@@ -63,7 +68,9 @@ class Lookup:
         config: NodeConfig,
         on_damage: Callable[[Replica, str], None],
         leader_lease: LeaderLease,
+        audit: Audit,
     ) -> None:
+        self._audit = audit
         self._guard: Guard | None = None
         self._leader_lease = leader_lease
         self._on_damage = on_damage
@@ -200,6 +207,14 @@ class Lookup:
 
     def cold_read(self, replica: Replica, cold: NotResident) -> Starter:
         return cold_read(self._jobs, replica, cold, self.unreadable)
+
+    def audit_reads(self, connection_id: int, names: Iterable[str]) -> None:
+        """Record the topics of rows that a client of this look-up gets."""
+        if self._audit.has_topics:
+            rights = None if self._guard is None else self._guard.rights
+            for name in dict.fromkeys(names):
+                rule = NO_RULE if rights is None else rights.rule_for(Operation.READ, name)
+                self._audit.allowed(connection_id, Api.FETCH, Operation.READ, name, rule)
 
     def count_local_read(self, byte_count: int) -> None:
         self._metrics.local_read_bytes += byte_count

@@ -87,6 +87,8 @@ class NodeConfig:
     and with a new directory where there is a secret."""
     audit_wanted: bool = False
     """Also where no listener authenticates."""
+    audit_topics: tuple[str, ...] = ()
+    """Names, and beginnings with a `*`, of topics whose reads and writes are audited."""
     local_reads_authenticated: bool = False
     """`local.reads` is `true` by name: also where clients authenticate."""
     brokers_have_certificates: bool = False

@@ -1,12 +1,14 @@
-"""The audit: denials, logins and changes, as effects for the server.
+"""The audit: denials, logins, changes, and reads and writes of some topics, as effects for the
+server.
 
 Owns the fields of a line. Denials of one call of the node that are alike become one line with their
-count; the server bounds what comes after. No line has a value, a password or a token.
+count, and so do reads and writes; the server bounds what comes after. No line has a value, a
+password or a token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from quiverlog.core.security.acls import NO_RULE
@@ -17,23 +19,42 @@ from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.types import Now, Operation, ResourceKind
 from quiverlog.wire.apis import Api
 
-__all__ = ["DENIED", "OK", "TOKEN_CHARS_SHOWN", "Audit"]
+__all__ = ["ALLOWED", "DENIED", "OK", "TOKEN_CHARS_SHOWN", "Audit"]
 
 TOKEN_CHARS_SHOWN: Final = 4
 OK: Final = "ok"
 DENIED: Final = "denied"
+ALLOWED: Final = "allowed"
 _KINDS_MAX: Final = 1_000
-"""Kinds of denials of one call that have a line each; the others have one together."""
+"""Kinds of denials of one call that have a line each; the others have one together. Of reads and
+writes as many."""
 
-_Denial = tuple[int, Api, Operation, ResourceKind, str, int]
+_Asked = tuple[int, Api, Operation, ResourceKind, str, int]
 """Connection, API, operation, kind, name, rule."""
+
+
+class _Alike:
+    """What was asked in one call, counted by its kind; `others`: beyond the bound."""
+
+    __slots__ = ("kinds", "others")
+
+    def __init__(self) -> None:
+        self.kinds: dict[_Asked, int] = {}
+        self.others = 0
+
+    def add(self, asked: _Asked) -> None:
+        if asked in self.kinds or len(self.kinds) < _KINDS_MAX:
+            self.kinds[asked] = self.kinds.get(asked, 0) + 1
+        else:
+            self.others += 1
 
 
 class Audit:
     """`is_on` False: nothing is recorded."""
 
     __slots__ = (
-        "_clients", "_denials", "_mechanism_of", "_metrics", "_others", "_outbox", "is_on"
+        "_allowed", "_beginnings", "_clients", "_denied", "_mechanism_of", "_metrics", "_names",
+        "_outbox", "has_topics", "is_on",
     )  # fmt: skip
 
     def __init__(
@@ -50,12 +71,22 @@ class Audit:
         self.is_on = is_on
         self._clients = clients
         self._outbox = outbox
-        self._denials: dict[_Denial, int] = {}
-        self._others = 0
+        self._denied, self._allowed = _Alike(), _Alike()
+        self._names: frozenset[str] = frozenset()
+        self._beginnings: tuple[str, ...] = ()
+        self.has_topics = False
+        """Whether reads and writes of some topics are recorded."""
+
+    def set_topics(self, topics: Iterable[str]) -> None:
+        """`topics`: names, and beginnings with a `*` behind."""
+        given = frozenset(topics)
+        self._beginnings = tuple(sorted(one[:-1] for one in given if one.endswith("*")))
+        self._names = frozenset(one for one in given if not one.endswith("*"))
+        self.has_topics = self.is_on and bool(given)
 
     @property
     def is_due(self) -> bool:
-        return bool(self._denials)
+        return bool(self._denied.kinds) or bool(self._allowed.kinds)
 
     def denied(
         self,
@@ -69,31 +100,43 @@ class Audit:
         self._metrics.requests_denied += 1
         if not self.is_on:
             return
-        key = (connection_id, api, operation, kind, name, rule)
-        if key in self._denials or len(self._denials) < _KINDS_MAX:
-            self._denials[key] = self._denials.get(key, 0) + 1
-        else:
-            self._others += 1
+        self._denied.add((connection_id, api, operation, kind, name, rule))
+
+    def allowed(
+        self, connection_id: int, api: Api, operation: Operation, name: str, rule: int
+    ) -> None:
+        """Record that a client has got rows of a topic, or written some; only where `has_topics`.
+
+        Args:
+            rule: by which it may; NO_RULE: it may do everything.
+        """
+        assert self.has_topics
+        if name in self._names or name.startswith(self._beginnings):
+            self._allowed.add((connection_id, api, operation, ResourceKind.TOPIC, name, rule))
 
     def end_call(self, _now: Now) -> None:
-        """Emit the denials of this call."""
-        denials, self._denials = self._denials, {}
-        others, self._others = self._others, 0
-        for (connection_id, api, operation, kind, name, rule), count in denials.items():
+        """Emit what was asked in this call."""
+        denied, allowed = self._denied, self._allowed
+        self._denied, self._allowed = _Alike(), _Alike()
+        self._emit_all(DENIED, denied, DENIED)
+        self._emit_all(ALLOWED, allowed, OK)
+        assert not self.is_due
+
+    def _emit_all(self, event: str, alike: _Alike, result: str) -> None:
+        for (connection_id, api, operation, kind, name, rule), count in alike.kinds.items():
             resource = kind.label if kind is ResourceKind.CLUSTER else f"{kind.label} {name}"
             self._emit(
-                "denied",
+                event,
                 connection_id,
                 api=api.name,
                 operation=operation.label,
                 resource=resource,
-                result=DENIED,
+                result=result,
                 rule=rule,
                 count=count,
             )
-        if others:
-            self._outbox.emit(Audited({"event": "denied", "result": DENIED, "count": others}))
-        assert not self.is_due
+        if alike.others:
+            self._outbox.emit(Audited({"event": event, "result": result, "count": alike.others}))
 
     def changed(
         self, caller: Mapping[str, object], api: Api, operation: str, resource: str, result: str

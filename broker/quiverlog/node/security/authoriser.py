@@ -181,6 +181,12 @@ class Rights:
         error = self._refusal(api, wanted, kind, resource, decision)
         raise error if absent is None or self.sees(name) else absent
 
+    def rule_for(self, operation: Operation, name: str) -> int:
+        """Return the rule by which a topic may be read or written, for the audit."""
+        decision = self._topic(operation, name)[0]
+        assert decision.is_allowed, "it was checked in the same call"
+        return decision.rule
+
     def hidden(self, api: Api, name: str) -> None:
         """Record that a client asked for a topic that it may not describe."""
         decision = self.decide(_DESCRIBE, _TOPIC, name)

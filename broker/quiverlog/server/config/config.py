@@ -201,6 +201,7 @@ class BrokerConfig:
     log_level: str
     log_format: str
     audit_file: str
+    audit_topics: tuple[str, ...]
     topic_defaults: Mapping[str, str]
     listeners: Mapping[str, ListenerConfig]
     """All but `default`, which is `listen` and `advertise`."""

@@ -1,7 +1,8 @@
 """The audit log: JSON lines in a file of their own, or among the log's on standard error.
 
-Denials and failed logins that are alike are written once in a window, and then with their count;
-changes and logins are each a line. A thread writes, so that a slow disk holds up no request.
+Denials, failed logins, and reads and writes of audited topics that are alike are written once in a
+window, and then with their count; changes and logins are each a line. A thread writes, so that a
+slow disk holds up no request.
 
 Invariant: a line that is left out (too many kinds, too many lines waiting, a full disk) is counted,
 and the next line that can be written has the count.
@@ -27,8 +28,12 @@ LOG_STREAM: Final = "log"
 """In place of a file's path: standard error."""
 WINDOW_S: Final = 10.0
 KINDS_MAX: Final = 1_000
+ALLOWED_KINDS_MAX: Final = 500
+"""Apart, so that reads and writes take no denial's place."""
 LINES_WAITING_MAX: Final = 10_000
 _BOUNDED: Final = frozenset(("denied", "login"))
+"""Where they failed."""
+_ALLOWED: Final = "allowed"
 _ALIKE: Final = (
     *("event", "address", "listener", "principal", "mechanism", "api", "resource", "operation"),
     *("result", "rule"),
@@ -65,6 +70,8 @@ class AuditLog:
         self._clock_s = clock_s
         self._now = now
         self._windows: dict[tuple[object, ...], _Window] = {}
+        self._allowed: dict[tuple[object, ...], _Window] = {}
+        """Of reads and writes."""
         self._lock = threading.Lock()
         self._queue: queue.Queue[bytes | None] = queue.Queue(LINES_WAITING_MAX)
         self._lost = 0
@@ -78,24 +85,32 @@ class AuditLog:
 
     # --- taking --------------------------------------------------------------------------------
     def take(self, fields: Mapping[str, object]) -> None:
-        is_bounded = fields["event"] in _BOUNDED and fields.get("result") != "ok"
+        is_allowed = fields["event"] == _ALLOWED
+        is_failed = fields["event"] in _BOUNDED and fields.get("result") != "ok"
+        windows = self._allowed if is_allowed else self._windows
+        kinds_max = ALLOWED_KINDS_MAX if is_allowed else KINDS_MAX
         with self._lock:
-            if is_bounded and not self._is_first(fields):
+            if (is_allowed or is_failed) and not self._is_first(fields, windows, kinds_max):
                 return
             self._put(fields)
 
-    def _is_first(self, fields: Mapping[str, object]) -> bool:
+    def _is_first(
+        self,
+        fields: Mapping[str, object],
+        windows: dict[tuple[object, ...], _Window],
+        kinds_max: int,
+    ) -> bool:
         key = tuple(fields.get(name) for name in _ALIKE)
         count = fields.get("count", 1)
         assert isinstance(count, int)
-        window = self._windows.get(key)
+        window = windows.get(key)
         if window is not None:
             window.more += count
             return False
-        if len(self._windows) >= KINDS_MAX:
+        if len(windows) >= kinds_max:
             self._lose(count)
             return False
-        self._windows[key] = _Window(self._clock_s(), fields)
+        windows[key] = _Window(self._clock_s(), fields)
         return True
 
     def tick(self) -> None:
@@ -106,11 +121,12 @@ class AuditLog:
 
     def _end_windows(self, before_s: float) -> None:
         # The first line of each was written when it came.
-        for key, window in list(self._windows.items()):
-            if window.began_s <= before_s:
-                del self._windows[key]
-                if window.more:
-                    self._put({**window.fields, "count": window.more})
+        for windows in (self._windows, self._allowed):
+            for key, window in list(windows.items()):
+                if window.began_s <= before_s:
+                    del windows[key]
+                    if window.more:
+                        self._put({**window.fields, "count": window.more})
 
     def _put(self, fields: Mapping[str, object]) -> None:
         self._put_lost()

@@ -110,6 +110,7 @@ def node_config(
         transactional_id_expiry_ms=config.transactional_id_expiry_ms,
         staged_partitions=config.staged_partitions,
         audit_wanted=bool(config.audit_file),
+        audit_topics=config.audit_topics,
         # By default it is for brokers that everybody may read from.
         local_reads_authenticated="local.reads" in config.given and config.local_reads == "true",
         disk_bytes=_disk_bytes(config.data_dir),

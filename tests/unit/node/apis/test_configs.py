@@ -154,6 +154,8 @@ REFUSED: tuple[tuple[list[tuple[str, str | None]], int, type[QuiverlogError]], .
     ([("", "1")], WHOLE_CLUSTER, UnknownConfig),
     ([("node.id", "4")], WHOLE_CLUSTER, ConfigNeedsRestart),
     ([("node.id", None)], WHOLE_CLUSTER, ConfigNeedsRestart),
+    ([("super.users", "eve")], WHOLE_CLUSTER, InvalidConfig),
+    ([("audit.topics", "")], WHOLE_CLUSTER, InvalidConfig),
     ([("topic.defaults.retention.m", "4000")], WHOLE_CLUSTER, UnknownConfig),
     ([("topic.defaults.", "4000")], WHOLE_CLUSTER, UnknownConfig),
     ([("topic.defaults.cleanup.policy", "delete")], WHOLE_CLUSTER, UnknownConfig),

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from quiverlog.batch.schema import serialize_schema
+from quiverlog.core.security.acls import NO_RULE
 from quiverlog.node.apis.changes import CHANGES
 from quiverlog.node.runtime.effects import Audited
 from quiverlog.node.security import audit as module
+from quiverlog.node.security.audit import ALLOWED
 from quiverlog.types import Operation as Op
+from quiverlog.types import ResourceKind as Kind
 from quiverlog.wire import messages as m
 from quiverlog.wire.authentication_messages import TOKEN
 from quiverlog.wire.config_messages import AlterConfigsRequest, ConfigChange
@@ -20,7 +23,8 @@ from quiverlog.wire.security.acl_messages import AlterAclsRequest
 from quiverlog.wire.security.user_messages import EndTokensRequest, UserChange
 from tests.support.logins import alter, create_token, log_in
 from tests.support.node import SCHEMA, NodeDriver, batch_of
-from tests.support.rights import ALICE, ROOT, RightsDriver, rule
+from tests.support.rights import ALICE, ROOT, RightsDriver, rule, stage
+from tests.support.staged import make_staged, staged_row
 
 
 @pytest.fixture
@@ -201,3 +205,87 @@ def test_a_change_is_recorded_also_where_its_client_is_gone(node: RightsDriver) 
         node.flush()
     (line,) = taken(node, "change")
     assert (line["result"], line["principal"], line["address"]) == ("ok", "user:root", "10.0.0.1")
+
+
+def test_reads_and_writes_of_some_topics_are_recorded_with_the_rule(node: RightsDriver) -> None:
+    audited, other = node.create("orders-eu"), node.create("orders")
+    reading, writing = node.give(
+        rule(Op.READ, name="orders", prefix=True), rule(Op.WRITE, name="orders", prefix=True)
+    )
+    node.node.broker.audit.set_topics(("orders-*", "absent"))
+    taken(node, ALLOWED)
+    for topic_id in (audited, other):
+        for connection in (ALICE, ROOT):
+            result = node.produced(topic_id, bytes(batch_of([1])), connection=connection)
+            assert result.error_code == 0
+            node.call(node.fetch_request(topic_id, 0), connection=connection)
+            node.call(node.fetch_request(topic_id, 99), connection=connection)  # an error: no rows
+    found = taken(node, ALLOWED)
+    assert [(one["api"], one["operation"], one["principal"], one["rule"]) for one in found] == [
+        ("PRODUCE", "write", "user:alice", writing),
+        ("FETCH", "read", "user:alice", reading),
+        ("PRODUCE", "write", "user:root", NO_RULE),
+        ("FETCH", "read", "user:root", NO_RULE),
+    ]
+    assert {(one["resource"], one["result"], one["count"]) for one in found} == {
+        ("topic orders-eu", "ok", 1)
+    }
+    node.node.broker.audit.set_topics(())
+    node.call(node.fetch_request(audited, 0), connection=ALICE)
+    assert not taken(node, ALLOWED)
+
+
+def test_a_parked_fetch_is_recorded_when_it_gets_rows(node: RightsDriver) -> None:
+    topic_id = node.create("t")
+    (number,) = node.give(rule(Op.READ, name="t"))
+    node.node.broker.audit.set_topics(("*",))
+    request = node.fetch_request(topic_id, 0, max_wait_ms=10_000)
+    correlation = node.request(request, connection=ALICE)
+    assert not taken(node, ALLOWED)
+    node.produced(topic_id, bytes(batch_of([1])), connection=ROOT)
+    assert node.answer(correlation) is not None
+    found = taken(node, ALLOWED)
+    assert sorted((one["api"], one["rule"]) for one in found) == [
+        ("FETCH", number), ("PRODUCE", NO_RULE)
+    ]  # fmt: skip
+
+
+def test_of_staged_rows_the_topics_are_recorded_where_a_commit_puts_them(
+    node: RightsDriver,
+) -> None:
+    make_staged(node)
+    mine = node.create("mine")
+    number, _ = node.give(rule(Op.WRITE, name="mine"), rule(Op.WRITE, Kind.TRANSACTIONAL_ID, "app"))
+    node.node.broker.audit.set_topics(("*",))
+    taken(node, ALLOWED)
+    row = staged_row(mine, bytes(batch_of([1])), transactional_id="app")
+    assert stage(node, row, row).error_code == 0
+    assert stage(node, row, connection=ROOT).error_code == 0
+    found = taken(node, ALLOWED)
+    assert [(one["resource"], one["rule"]) for one in found] == [
+        ("topic mine", number), ("topic mine", NO_RULE)
+    ]  # fmt: skip
+
+
+def test_reads_beyond_the_kinds_of_a_call_take_no_place_of_denials(
+    node: RightsDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_KINDS_MAX", 2)
+    audit = node.node.broker.audit
+    audit.set_topics(("*",))
+    for name in ("a", "b", "c", "c"):
+        audit.allowed(ALICE, m.Api.FETCH, Op.READ, name, NO_RULE)
+    audit.denied(ALICE, m.Api.FETCH, Op.READ, Kind.TOPIC, "d", NO_RULE)
+    assert audit.is_due
+    node.call(m.MetadataRequest(), connection=ROOT)
+    found = [(one.fields["event"], one.fields["count"]) for one in node.audited]
+    assert sorted(found) == [("allowed", 1), ("allowed", 1), ("allowed", 2), ("denied", 1)]
+
+
+def test_no_topic_is_audited_where_nothing_is(tmp_path: Path) -> None:
+    plain = NodeDriver(tmp_path, audit_topics=("*",))
+    assert not plain.node.broker.audit.has_topics
+    wanted = NodeDriver(tmp_path / "b", audit_topics=("*",), audit_wanted=True)
+    assert wanted.node.broker.audit.has_topics
+    wanted.produced(wanted.create("t"), bytes(batch_of([1])))
+    assert [one["principal"] for one in taken(wanted, ALLOWED)] == ["anonymous"]

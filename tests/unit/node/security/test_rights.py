@@ -29,8 +29,8 @@ from quiverlog.wire.transaction_messages import (
     OpenTransactionRequest,
 )
 from tests.support.node import NodeDriver, batch_of
-from tests.support.rights import ALICE, ANONYMOUS, ROOT, RightsDriver, rule
-from tests.support.staged import ATTEMPT, make_staged, staged_batch, staged_row
+from tests.support.rights import ALICE, ANONYMOUS, ROOT, RightsDriver, rule, settle, stage
+from tests.support.staged import ATTEMPT, make_staged, staged_row
 
 BATCH = bytes(batch_of([1, 2]))
 
@@ -38,13 +38,6 @@ BATCH = bytes(batch_of([1, 2]))
 @pytest.fixture
 def node(tmp_path: Path) -> RightsDriver:
     return RightsDriver(tmp_path)
-
-
-def settle(node: RightsDriver) -> None:
-    for _ in range(30):
-        node.run_until_idle()
-        if node.syncs:
-            node.flush()
 
 
 def wait_for_rows(node: RightsDriver, *topic_ids: bytes, connection: int = ALICE) -> int:
@@ -226,15 +219,6 @@ def test_internal_topics_are_read_by_operators_alone(node: RightsDriver) -> None
     assert names == {STAGED, TRANSACTIONS}
 
 
-def stage(node: RightsDriver, *rows: dict[str, Any], connection: int = ALICE) -> Any:
-    staged = node.node.broker.view.image.topics[STAGED].topic_id
-    correlation = node.produce(staged, staged_batch(rows), connection=connection)
-    settle(node)
-    answer = node.answer(correlation)
-    assert answer is not None
-    return answer[0].partitions[0]
-
-
 def test_each_staged_row_needs_its_topic_and_its_id(node: RightsDriver) -> None:
     make_staged(node)
     mine, theirs = node.create("mine"), node.create("theirs")
@@ -252,10 +236,10 @@ def test_each_staged_row_needs_its_topic_and_its_id(node: RightsDriver) -> None:
     )
     hidden = staged_row(theirs, BATCH, transactional_id="app-1")
     absent = staged_row(b"\xfe" * 16, BATCH, transactional_id="app-1")
-    told = stage(node, good, hidden)
-    assert told.error_code == UnknownTopicId.code
+    of_hidden = stage(node, good, hidden)
+    assert of_hidden.error_code == UnknownTopicId.code
     as_absent = stage(node, good, absent)
-    assert told.error_message.replace(theirs.hex(), (b"\xfe" * 16).hex()) == (
+    assert of_hidden.error_message.replace(theirs.hex(), (b"\xfe" * 16).hex()) == (
         as_absent.error_message
     )
     node.give(rule(Op.READ, name="theirs"))
@@ -389,7 +373,7 @@ def test_too_many_changes_at_once_are_refused(
     assert node.give(rule(Op.READ, name="a"), rule(Op.READ, name="b")) == [1, 2]
 
 
-def test_where_nothing_authenticates_everybody_may_all(tmp_path: Path) -> None:
+def test_where_nothing_authenticates_each_client_may_all(tmp_path: Path) -> None:
     node = NodeDriver(tmp_path)
     topic_id = node.create("t")
     denied = rule(Op.ALL, prefix=True, allows=False, who="*")

@@ -9,6 +9,7 @@ import pytest
 
 from quiverlog.addresses import Address
 from quiverlog.errors import InvalidConfig, ListenerWithoutAdministration
+from quiverlog.limits import AUDIT_TOPICS_MAX
 from quiverlog.node.runtime.config import Asked, Authentication
 from quiverlog.node.runtime.events import ConnectionOpened
 from quiverlog.server.config.config import load_config
@@ -309,6 +310,34 @@ def test_logins_by_the_environment() -> None:
     assert config.super_users == ("alice", "bob")
     with pytest.raises(InvalidConfig, match="names of users"):
         load_config(environ={"QUIVERLOG_SUPER_USERS": "a b"})
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", ()),
+        ("orders, flights-*,orders", ("orders", "flights-*")),
+        ("*", ("*",)),
+        (",".join(f"t{n}" for n in range(AUDIT_TOPICS_MAX)), None),
+    ],
+)
+def test_audited_topics(text: str, names: tuple[str, ...] | None) -> None:
+    found = load_config(environ={"QUIVERLOG_AUDIT_TOPICS": text}).audit_topics
+    assert found == names or (names is None and len(found) == AUDIT_TOPICS_MAX)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a b", "names of topics"),
+        ("*-orders", "names of topics"),
+        ("**", "names of topics"),
+        (",".join(f"t{n}" for n in range(AUDIT_TOPICS_MAX + 1)), "at most 100 names"),
+    ],
+)
+def test_what_names_no_audited_topics(text: str, why: str) -> None:
+    with pytest.raises(InvalidConfig, match=why):
+        load_config(environ={"QUIVERLOG_AUDIT_TOPICS": text})
 
 
 def test_brokers_that_meet_where_logins_are_asked_for_have_a_secret() -> None:

@@ -101,6 +101,30 @@ def test_more_kinds_than_there_is_room_for_are_counted(
     }
 
 
+def test_reads_that_are_alike_are_counted_and_take_no_place_of_denials(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ALLOWED_KINDS_MAX", 2)
+    path = tmp_path / "audit.jsonl"
+    log = open_log(path, clock)
+    read = {"event": "allowed", "result": "ok", "principal": "user:alice"}
+    for name in ("a", "b", "b", "c"):
+        log.take({**read, "resource": f"topic {name}"})
+    log.take(DENIED)
+    assert log.lost_total == 1
+    clock.now_s += WINDOW_S
+    log.tick()
+    log.close()
+    found = [(one["event"], one.get("resource"), one.get("count", 1)) for one in lines(path)]
+    assert found == [
+        ("allowed", "topic a", 1),
+        ("allowed", "topic b", 1),
+        ("lost", None, 1),
+        ("denied", "topic t", 1),
+        ("allowed", "topic b", 1),
+    ]
+
+
 def test_lines_that_cannot_be_written_are_counted_and_reported_later(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
