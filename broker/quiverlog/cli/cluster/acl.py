@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -13,6 +12,8 @@ from quiverlog.cli.console.failures import ExitCode
 from quiverlog.cli.console.options import (
     bootstrap_option,
     complete_topics,
+    complete_users,
+    completed,
     debug_option,
     format_option,
     open_client,
@@ -22,6 +23,7 @@ from quiverlog.types import Operation, ResourceKind
 
 if TYPE_CHECKING:
     from quiverlog.client.admin.rules import AccessRule
+    from quiverlog.client.client import Client
 
 __all__ = ["acl", "as_principal", "complete_principals"]
 
@@ -54,25 +56,21 @@ def as_principal(_ctx: click.Context, _parameter: click.Parameter, value: str | 
 
 
 def complete_principals(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    from quiverlog.addresses import BOOTSTRAP_DEFAULT
+    """Return those of rules, and users, which are written without a kind as well."""
 
-    found = {"anonymous", "user:*"}
-    with contextlib.suppress(Exception):  # An error would be printed into the user's line.
-        bootstrap = ctx.params.get("bootstrap") or BOOTSTRAP_DEFAULT
-        with open_client(bootstrap, timeout_s=1.0) as client:
-            found |= {one.principal for one in client.list_rules()}
-    return sorted(one for one in found if one.startswith(incomplete))
+    def known(client: Client) -> set[str]:
+        kind = "user:" if incomplete.startswith("user:") else ""
+        users = (f"{kind}{one.name}" for one in client.list_users())
+        return {*users, *(one.principal for one in client.list_rules())}
+
+    always = (one for one in ("anonymous", "user:*") if one.startswith(incomplete))
+    return sorted({*always, *completed(ctx, incomplete, known)})
 
 
 def _complete_numbers(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    from quiverlog.addresses import BOOTSTRAP_DEFAULT
-
-    with contextlib.suppress(Exception):
-        bootstrap = ctx.params.get("bootstrap") or BOOTSTRAP_DEFAULT
-        with open_client(bootstrap, timeout_s=1.0) as client:
-            numbers = [str(one.number) for one in client.list_rules()]
-            return [number for number in numbers if number.startswith(incomplete)]
-    return []
+    return completed(
+        ctx, incomplete, lambda client: (str(one.number) for one in client.list_rules())
+    )
 
 
 def _principal_argument(command: _Command) -> _Command:
@@ -82,8 +80,12 @@ def _principal_argument(command: _Command) -> _Command:
 
 
 def _resource_options(command: _Command) -> _Command:
-    command = click.option("--token", metavar="USER", help="Tokens of this user.")(command)
-    command = click.option("--user", metavar="USER", help="A user.")(command)
+    command = click.option(
+        "--token", metavar="USER", shell_complete=complete_users, help="Tokens of this user."
+    )(command)
+    command = click.option("--user", metavar="USER", shell_complete=complete_users, help="A user.")(
+        command
+    )
     command = click.option("--cluster", is_flag=True, help="The cluster itself.")(command)
     command = click.option("--transactional-id", metavar="ID", help="A transactional id.")(command)
     command = click.option("--group", metavar="NAME", help="A group.")(command)

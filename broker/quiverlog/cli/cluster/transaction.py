@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import click
 
 from quiverlog.cli.console.options import (
     bootstrap_option,
+    completed,
     confirmed,
     debug_option,
     format_option,
@@ -36,16 +36,11 @@ def transaction() -> None:
 
 
 def _complete_ids(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    from quiverlog.addresses import BOOTSTRAP_DEFAULT
-
-    with contextlib.suppress(Exception):  # An error would be printed into the user's line.
-        bootstrap = ctx.params.get("bootstrap") or BOOTSTRAP_DEFAULT
-        with open_client(bootstrap, timeout_s=1.0) as client:
-            found = client.list_transactions().transactions
-            return [
-                one.transactional_id for one in found if one.transactional_id.startswith(incomplete)
-            ]
-    return []
+    return completed(
+        ctx,
+        incomplete,
+        lambda client: (one.transactional_id for one in client.list_transactions().transactions),
+    )
 
 
 def _check_id(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:

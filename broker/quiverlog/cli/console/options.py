@@ -30,6 +30,8 @@ __all__ = [
     "check_addresses",
     "columns_callback",
     "complete_topics",
+    "complete_users",
+    "completed",
     "config_option",
     "config_pairs",
     "confirmed",
@@ -308,12 +310,24 @@ def without_end(client: Client) -> None:
     client.cluster.deadline_s = client.cluster.patience_s = math.inf
 
 
-def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    with contextlib.suppress(Exception):  # An error would be printed into the user's line.
+def completed(
+    ctx: click.Context, incomplete: str, ask: Callable[[Client], Iterable[str]]
+) -> list[str]:
+    """Return the names, of those that a broker knows, that begin so; none where none answers."""
+    # An error would be printed into the user's line. The scope: a login may be asked for.
+    with contextlib.suppress(Exception), ctx.scope(cleanup=False):
         bootstrap = ctx.params.get("bootstrap") or BOOTSTRAP_DEFAULT
         with open_client(bootstrap, timeout_s=1.0) as client:
-            return [name for name in client.list_topics() if name.startswith(incomplete)]
+            return [name for name in ask(client) if name.startswith(incomplete)]
     return []
+
+
+def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    return completed(ctx, incomplete, lambda client: client.list_topics())
+
+
+def complete_users(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    return completed(ctx, incomplete, lambda client: (one.name for one in client.list_users()))
 
 
 def confirmed(question: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +11,8 @@ from quiverlog.cli.console.failures import CommandFailed
 from quiverlog.cli.console.options import (
     Seconds,
     bootstrap_option,
+    complete_users,
+    completed,
     debug_option,
     format_option,
     open_client,
@@ -17,9 +20,23 @@ from quiverlog.cli.console.options import (
 from quiverlog.cli.console.output import print_json, print_table
 from quiverlog.limits import TOKEN_LIFETIME_MS_DEFAULT, TOKEN_LIFETIME_MS_MAX
 
+if TYPE_CHECKING:
+    from quiverlog.client.client import Client
+
 __all__ = ["token"]
 
-_OWNER = click.option("--owner", default="", metavar="USER", help="Another user's.")
+_OWNER = click.option(
+    "--owner", default="", metavar="USER", shell_complete=complete_users, help="Another user's."
+)
+
+
+def _complete_ids(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    def ids(client: Client) -> list[str]:
+        owner = ctx.params.get("owner") or client.who_am_i().principal.removeprefix("user:")
+        users = client.list_users(owner, with_tokens=True)
+        return [token.token_id for one in users for token in one.tokens]
+
+    return completed(ctx, incomplete, ids)
 
 
 @click.group()
@@ -67,7 +84,9 @@ def create(
 
 
 @token.command("list")
-@click.option("--user", "name", metavar="NAME", help="Those of one user.")
+@click.option(
+    "--user", "name", metavar="NAME", shell_complete=complete_users, help="Those of one user."
+)
 @bootstrap_option
 @format_option()
 @debug_option
@@ -104,7 +123,7 @@ def list_(name: str | None, bootstrap: str, timeout_s: float, output_format: str
 
 
 @token.command()
-@click.argument("token_ids", nargs=-1, metavar="[TOKEN]...")
+@click.argument("token_ids", nargs=-1, metavar="[TOKEN]...", shell_complete=_complete_ids)
 @click.option("--all", "ends_all", is_flag=True, help="All tokens of the user.")
 @_OWNER
 @bootstrap_option

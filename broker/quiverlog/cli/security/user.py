@@ -15,7 +15,13 @@ from typing import Any, Final, TypeVar
 import click
 
 from quiverlog.cli.console.failures import CommandFailed
-from quiverlog.cli.console.options import bootstrap_option, debug_option, format_option, open_client
+from quiverlog.cli.console.options import (
+    bootstrap_option,
+    complete_users,
+    debug_option,
+    format_option,
+    open_client,
+)
 from quiverlog.cli.console.output import print_fields, print_json, print_table
 from quiverlog.errors import InvalidSecurity
 
@@ -23,6 +29,7 @@ __all__ = ["user", "whoami"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _RANDOM_BYTES: Final = 24
+_NAME: Final = click.argument("name", shell_complete=complete_users)
 
 
 def password_options(command: _Command) -> _Command:
@@ -138,7 +145,7 @@ def list_(bootstrap: str, timeout_s: float, output_format: str) -> None:
 
 
 @user.command()
-@click.argument("name")
+@_NAME
 @bootstrap_option
 @debug_option
 def delete(name: str, bootstrap: str, timeout_s: float) -> None:
@@ -149,7 +156,7 @@ def delete(name: str, bootstrap: str, timeout_s: float) -> None:
 
 
 @user.command()
-@click.argument("name")
+@_NAME
 @click.option(
     "--keep-old",
     is_flag=True,
@@ -188,7 +195,7 @@ def passwd(
 
 
 @user.command("admin")
-@click.argument("name")
+@_NAME
 @click.argument("state", type=click.Choice(["on", "off"]))
 @bootstrap_option
 @debug_option

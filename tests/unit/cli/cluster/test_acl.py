@@ -8,8 +8,11 @@ from collections.abc import Iterator
 import click
 import pytest
 
+import quiverlog
 from quiverlog.cli.app import run
 from quiverlog.cli.cluster import acl as commands
+from quiverlog.cli.console.options import complete_users
+from quiverlog.cli.security import token as tokens
 from tests.support.scripted_broker import ScriptedBroker
 
 
@@ -106,7 +109,20 @@ def test_operations_and_principals_are_completed(broker: ScriptedBroker, acl: Ty
     context.params = {"bootstrap": broker.bootstrap}
     acl("add", "alice", "allow", "read", "--topic", "t")
     parameter = commands.acl.commands["add"].params[0]  # type: ignore[attr-defined]
-    assert commands.complete_principals(context, parameter, "user:") == ["user:*", "user:alice"]
+    with quiverlog.connect(broker.bootstrap) as client:
+        for name in ("bob", "carol"):
+            client.create_user(name, "pw")
+        token = client.create_token(60, owner="bob").token_id
+    begun = ("user:", ["user:*", "user:alice", "user:bob", "user:carol"]), ("b", ["bob"])
+    for incomplete, found in begun:
+        assert commands.complete_principals(context, parameter, incomplete) == found
+    assert complete_users(context, parameter, "c") == ["carol"]
+    assert tokens._complete_ids(context, parameter, "") == [], "an anonymous client has none"
+    context.params["owner"] = "bob"
+    assert tokens._complete_ids(context, parameter, token[:4]) == [token]
+    numbers = commands._complete_numbers(context, parameter, "")
+    assert numbers
+    assert all(number.isdecimal() for number in numbers)
     assert commands._complete_operations(context, parameter, "read,al") == [
         "read,all",
         "read,alter",

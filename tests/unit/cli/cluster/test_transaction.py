@@ -6,9 +6,9 @@ import contextlib
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
+import click
 import pyarrow as pa
 import pytest
 
@@ -103,7 +103,8 @@ def test_ids_that_are_unknown_or_none(
 
 
 def test_completion_has_the_ids(broker: ScriptedBroker, opened: str) -> None:
-    context: Any = SimpleNamespace(params={"bootstrap": broker.bootstrap})
+    context = click.Context(commands.transaction)
+    context.params = {"bootstrap": broker.bootstrap}
     parameter: Any = None
     assert commands._complete_ids(context, parameter, "app") == [opened]
     assert commands._complete_ids(context, parameter, "b") == []

@@ -15,6 +15,7 @@ from quiverlog.cli import main
 from quiverlog.cli.app import cli as root
 from quiverlog.cli.console.failures import CommandFailed, ExitCode
 from quiverlog.cli.console.profiles import Profile, Profiles, load, path_of_profiles, save
+from quiverlog.cli.console.security import chosen_security
 
 NO_BROKER = "127.0.0.1:1"  # no broker may listen on a port this low
 
@@ -144,6 +145,26 @@ def test_completion_asks_the_brokers_of_the_profile(capsys, monkeypatch, words, 
     monkeypatch.setenv("COMP_CWORD", str(len(words.split()) + 1))
     main([])
     assert seen == [asked]
+
+
+@pytest.mark.parametrize("words", ["topic describe", "consume --security-file {file}"])
+def test_completion_logs_in_as_its_command_would(capsys, monkeypatch, tmp_path, words):
+    file = tmp_path / "alice.toml"
+    file.write_text('user = "alice"\npassword = "pw"\n')
+    given = ("--security-file", str(file)) if "{file}" not in words else ()
+    run(capsys, "profile", "create", "a", "-b", "a-1:1", *given)
+    seen = []
+    assert list(commands(root, click.Context(root))), "none is imported with what comes now"
+    monkeypatch.setattr(
+        "quiverlog.cli.console.options.open_client",
+        lambda *_, **__: seen.append(chosen_security().user),
+    )
+    typed = words.format(file=file)
+    monkeypatch.setenv("_QUIVERLOG_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", f"quiverlog {typed} ")
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) + 1))
+    main([])
+    assert seen == ["alice"]
 
 
 @pytest.mark.parametrize(
