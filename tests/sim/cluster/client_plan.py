@@ -35,7 +35,7 @@ class ClientPlan:
     keepers: int = 0
     """Programs that change the configuration of brokers, and finalise feature levels."""
     user_keepers: int = 0
-    """Programs that make and change users and tokens. No seed draws them: shapes ask for them."""
+    """Programs that make and change users and tokens; two clients log in for each."""
     strangers: int = 0
     """Readers with odd epochs, and callers that pretend to be brokers."""
     hasty: bool = False
@@ -77,7 +77,8 @@ class ClientPlan:
     @classmethod
     def draw(cls, seed: int) -> ClientPlan:
         """That of a seed; a third of all runs have the simple clients only."""
-        return dataclasses.replace(cls._draw(seed), **_transactions(seed))
+        keepers = int(random.Random(f"user-keepers-{seed}").random() < 0.15)
+        return dataclasses.replace(cls._draw(seed), **_transactions(seed), user_keepers=keepers)
 
     @classmethod
     def _draw(cls, seed: int) -> ClientPlan:

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from quiverlog.addresses import Address
 from quiverlog.limits import REPLICA_LAG_MS_MAX
 from quiverlog.node.runtime.config import LISTENER_DEFAULT, Asked, Authentication, NodeConfig
+from quiverlog.wire.authentication_messages import DEFAULT_MECHANISMS
 from tests.sim.host import Host, Plant
 from tests.sim.world import World
 
@@ -22,6 +23,7 @@ from .fault_plan import CALM
 from .glue import CLUSTER_ID, PORT, Setup, make_directories
 from .host import ClusterHost
 from .invariants import Invariants
+from .logins import PEERS, Keyring, LoginOracle, admit
 from .machines import Machines
 from .operator import Operator
 from .proofs import Rotation
@@ -69,6 +71,10 @@ class Cluster:
         self.rotation = Rotation(self) if scenario.proofs else None
         """Replaces the secret; None in runs without one."""
         self.rights = RightsOracle(self)
+        self.logins = LoginOracle(self)
+        self.keyring = Keyring(scenario.seed)
+        self.has_jumps = bool(scenario.clock_jump_interval_ms or scenario.plan.clock_interval_ms)
+        """Whether wall clocks do."""
         self.world.on_died.append(self._died)
         buggy = range(scenario.nodes) if scenario.buggy_everywhere else (
             self.rng.randrange(scenario.nodes),
@@ -83,8 +89,8 @@ class Cluster:
             host.cluster_id = CLUSTER_ID
             host.plant = plant if plant is not None and host.node_id in buggy else nullcontext
             host.looked = self.invariants.look
-            if scenario.rules:
-                host.principal_of = principal_of
+            if scenario.has_names:
+                host.admit = self._admit
             host.make_config = self._config
             host.may_lose_power = self.may_lose_power
 
@@ -102,11 +108,18 @@ class Cluster:
             config = dataclasses.replace(
                 config, transactional_id_expiry_ms=int(expiry_ms * tempo.scale)
             )
-        if self.scenario.rules:
+        if self.scenario.has_names:
+            # Asked of those that log in alone: all others come with their names.
+            asked = Authentication(Asked.REQUIRED, DEFAULT_MECHANISMS)
+            config = dataclasses.replace(
+                config, authentication={LISTENER_DEFAULT: asked}, super_users=(SUPER_USER,)
+            )
+        if self.scenario.certificates:
             config = dataclasses.replace(
                 config,
-                authentication={LISTENER_DEFAULT: Authentication(Asked.WANTED)},
-                super_users=(SUPER_USER,),
+                brokers_have_certificates=True,
+                inter_broker_listener=PEERS,
+                listeners={PEERS: Address(host.name, PORT)},
             )
         return dataclasses.replace(
             config,
@@ -116,6 +129,13 @@ class Cluster:
             controllers={} if founds else others,
             joins_quorum=not (plan.has_operator or plan.old_disk_interval_ms),
         )
+
+    def _admit(self, host: ClusterHost, connection_id: int, client_name: str) -> None:
+        assert host.node is not None
+        admit(host, connection_id, client_name, certificates=self.scenario.certificates)
+        principal = principal_of(client_name)
+        if principal is not None:
+            host.node.broker.clients.authenticated(connection_id, principal)
 
     # --- looking -------------------------------------------------------------------------------
     def controller(self) -> ClusterHost | None:

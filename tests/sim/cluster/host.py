@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from quiverlog.core.security.principals import Principal
 from quiverlog.node.runtime.config import NodeConfig
 from quiverlog.node.runtime.events import Event
 from tests.sim.host import Host
@@ -79,13 +78,12 @@ class ClusterHost(Host):
         """Called whenever code of the node has run."""
         self.make_config: Callable[[ClusterHost, NodeConfig], NodeConfig] = lambda _, config: config
         self.may_lose_power: Callable[[ClusterHost], bool] = lambda host: False
-        self.principal_of: Callable[[str], Principal | None] = lambda client_name: None
-        """In whose name a client asks, where clients have names."""
+        self.admit: Callable[[ClusterHost, int, str], None] = lambda host, number, client: None
+        """Called with each connection that a client has opened, and the client's name."""
 
     def accepted(self, connection_id: int, client_name: str) -> None:
-        principal = self.principal_of(client_name)
-        if principal is not None and self.node is not None:
-            self.node.broker.clients.authenticated(connection_id, principal)
+        with self.plant():
+            self.admit(self, connection_id, client_name)
 
     # --- life ----------------------------------------------------------------------------------
     def config(self) -> NodeConfig:

@@ -48,6 +48,7 @@ class Losses:
         self._cluster.invariants.look(host)
         self._cluster.aimed.looked(host)
         self._cluster.rights.look(host)
+        self._cluster.logins.look(host)
 
     def _watch(self, node: Node) -> None:
         """Look at each record that this broker applies, in its start too."""

@@ -53,8 +53,8 @@ _LIMITS: Final = ("bytes_in", "bytes_out", "connections")
 
 
 def principal_of(client_name: str) -> Principal | None:
-    """In whose name a client of this name asks; None: a broker, which proves what it is."""
-    if client_name.startswith(("node-", "unproved-")):
+    """In whose name a client of this name asks; None: it proves what it is."""
+    if client_name.startswith(("node-", "unproved-", "login-")):
         return None
     parts = client_name.split("-")
     return of_user(parts[1] if parts[0] == _SPY else SUPER_USER)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
 from tests.sim.checker import Violation
@@ -79,7 +79,11 @@ class _Run:
         self.workload = Workload(self.cluster, self.checker)
 
     def run(self) -> ClusterResult:
-        with self.cluster.rights.watching() if self.scenario.rules else nullcontext():
+        with ExitStack() as watching:
+            if self.scenario.rules:
+                watching.enter_context(self.cluster.rights.watching())
+            if self.scenario.clients.user_keepers:
+                watching.enter_context(self.cluster.logins.watching())
             return self._run()
 
     def _run(self) -> ClusterResult:

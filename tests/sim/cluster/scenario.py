@@ -85,7 +85,9 @@ class ClusterScenario:
     rotate_interval_ms: int = 0
     """Steps of one node in the replacement of the secret."""
     rules: bool = False
-    """Do clients have names, and are there rules, a program that changes them, and spies?"""
+    """Are there rules, a program that changes them, and spies?"""
+    certificates: bool = False
+    """Do brokers meet at a listener of their own, and show certificates there?"""
     judged: bool = True
     """Whether histories are judged; off only in a test of them."""
     clients: ClientPlan = NO_CLIENTS
@@ -93,6 +95,11 @@ class ClusterScenario:
     """A planted bug is in the client, and so in all that runs outside of nodes."""
     buggy_everywhere: bool = False
     """A planted bug that needs two sides is in all nodes, otherwise in one."""
+
+    @property
+    def has_names(self) -> bool:
+        """Do clients ask in the name of a user, or log in as one?"""
+        return self.rules or self.clients.user_keepers > 0
 
     def gate(self, name: str) -> bool:
         """Is this gate open?"""
@@ -114,6 +121,8 @@ class ClusterScenario:
         faulty_network = rng.random() < 0.5
         of_proofs = random.Random(f"proofs-{seed}")
         proofs = shape is None and of_proofs.random() < 0.3
+        clients = ClientPlan.draw(seed)
+        with_logins = shape is None and clients.user_keepers > 0
         drawn = cls(
             seed=seed,
             duration_ms=duration_ms,
@@ -121,7 +130,8 @@ class ClusterScenario:
             plan=FaultPlan.draw(seed),
             tempo=Tempo.draw(seed),
             **_drawn_apart(seed, is_shaped=shape is not None),
-            clients=ClientPlan.draw(seed),
+            clients=clients,
+            certificates=with_logins and random.Random(f"certificates-{seed}").random() < 0.5,
             proofs=proofs,
             rotate_interval_ms=of_proofs.choice((0, 100, 300)) if proofs else 0,
             nodes=nodes,
@@ -152,8 +162,9 @@ class ClusterScenario:
         if shape is not None or not drawn.gate("machine-faults"):
             # A scenario takes the options of machines and of clients, too.
             clients = dataclasses.replace(
-                drawn.clients, resizers=0, keepers=0, transactors=0, queries=0, batches=0
-            )
+                drawn.clients, resizers=0, keepers=0, transactors=0, queries=0, batches=0,
+                user_keepers=0,
+            )  # fmt: skip
             drawn = dataclasses.replace(drawn, plan=CALM, clients=clients)
         if not drawn.gate("moves"):
             clients = dataclasses.replace(drawn.clients, movers=0)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import random
 from collections import Counter
-from itertools import islice
+from dataclasses import replace
+from itertools import count, islice
+from typing import Any
 
 import pytest
 
@@ -16,10 +18,12 @@ from tests.support.once import once
 
 from .client_plan import ClientPlan
 from .planted import BUGS
+from .rights_bugs import RIGHTS_BUGS
 from .run import ClusterResult, simulate
+from .scenario import ClusterScenario
 from .tempo import SHIPPED, Tempo
 from .transaction_bugs import KILLS_OF_TRANSACTIONS
-from .user_bugs import USERS
+from .user_bugs import USER_BUGS, USERS
 
 _SEEDS = (0, 2)
 _SEED_LONG = 3
@@ -29,6 +33,7 @@ _DURATION_MS = 3_000
 _FRESH_MS = 3_000
 """Longer fresh ones fail now and then: tests/sim/README.md lists what is open."""
 _HUNT_SEEDS = 6
+_DRAWN_SEEDS = 12
 _HUNT_MS = 3_000
 _LONG_HUNT_MS = 6_000
 _MUST_HAPPEN = (
@@ -158,6 +163,35 @@ def test_programs_use_transactions_while_brokers_die() -> None:
 def test_users_and_tokens_are_what_was_confirmed_while_brokers_fail() -> None:
     events = simulate(0, duration_ms=5_000, shape=USERS).events
     assert all(events[what] > 3 for what in ("user changed", "token made")), events
+
+
+def test_clients_log_in_while_users_change_and_brokers_fail() -> None:
+    events = simulate(1, duration_ms=5_000, shape={**USERS, "certificates": True}).events
+    happened = (
+        "login by a password", "login by a token", "login again", "login refused",
+        "served to a login",
+    )  # fmt: skip
+    assert all(events[what] > 3 for what in happened), events
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("bug", [*USER_BUGS, *RIGHTS_BUGS], ids=lambda bug: bug.name)
+def test_bugs_of_users_and_rules_are_caught_by_drawn_seeds(bug: Bug) -> None:
+    """By what seeds draw, with nothing set by force."""
+    with_rules, certified = bug in RIGHTS_BUGS, dict(bug.shape).get("certificates", False)
+
+    def is_fit(seed: int) -> bool:
+        drawn = ClusterScenario.draw(seed, duration_ms=_HUNT_MS)
+        has = drawn.rules if with_rules else drawn.clients.user_keepers > 0
+        return has and drawn.tempo == SHIPPED and (drawn.certificates or not certified)
+
+    def run(seed: int, *, shape: object, **more: Any) -> ClusterResult:
+        return simulate(seed, shape=None, **more)
+
+    seeds = list(islice(filter(is_fit, count()), _DRAWN_SEEDS))
+    plain = replace(bug, seed=seeds[0], shape=())
+    caught = hunt(plain, seeds=seeds, duration_ms=_LONG_HUNT_MS, run=run)
+    assert caught.seed is not None, caught.report
 
 
 def test_ids_are_forgotten_and_what_is_late_for_them_comes() -> None:

@@ -277,6 +277,7 @@ def test_an_unclean_election_counts_though_only_a_broker_that_starts_applies_it(
         hosts=[host],
         aimed=Mock(),
         rights=Mock(),
+        logins=Mock(),
     )
     Losses(cluster, ClusterChecker(), keeps_flushed=False)
     metadata = SimpleNamespace(_on_applied=Mock(), _on_replayed=Mock())

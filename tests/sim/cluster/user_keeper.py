@@ -4,7 +4,7 @@ Owns what it was promised: what was confirmed, with no later request of unknown 
 controller's metadata at the end, and nothing else about its users is. Nodes of one metadata version
 have the same ones (`invariants`, part 5).
 
-Not here: logins, which are a matter of one node (tests/unit/node/security).
+Not here: the clients that log in by them (`logins`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ from quiverlog.errors import (
     UnknownUser,
     UserExists,
 )
-from quiverlog.limits import SCRAM_ITERATIONS_MIN
-from quiverlog.wire.security.scram import SCRAM_SHA_256
 from quiverlog.wire.security.user_messages import (
     AlterUsersRequest,
     CreateTokenRequest,
     DescribeUsersRequest,
     EndTokensRequest,
-    ScramCredential,
     UserChange,
 )
 from tests.sim.checker import Violation
 
+from .logins import Secret
 from .programs import Program
 from .promises import ClusterChecker
 
@@ -64,9 +62,9 @@ class UserKeeper(Program):
         self.stopped = False
         self.is_idle = False
         self._prefix = f"keeper-{number}-"
+        self._ring = cluster.keyring
         self.known: dict[str, _Known | None] = {}
         """By name; None: there is none. A name that is missing is not known."""
-        self._made = 0
         self._version = 0
         """Of the metadata, with what was confirmed last."""
         self._dead: set[str] = set()
@@ -88,12 +86,6 @@ class UserKeeper(Program):
                     raise Violation(f"{self.name}: {error!r}") from error
         self.is_idle = True
 
-    def _credential(self) -> ScramCredential:
-        # No password: deriving keys would only take time.
-        self._made += 1
-        key = self._made.to_bytes(32, "big")
-        return ScramCredential(SCRAM_SHA_256, bytes(16), SCRAM_ITERATIONS_MIN, key, key)
-
     async def _ask(self, request: Any) -> Any:
         client = self.client()
 
@@ -108,7 +100,10 @@ class UserKeeper(Program):
         sends_key = change in (
             UserChange.CREATE, UserChange.PASSWORD, UserChange.PASSWORD_BESIDE
         )  # fmt: skip
-        credentials = [self._credential()] if sends_key else []
+        secret, credential = self._ring.make(name)
+        credentials = [credential] if sends_key else []
+        if sends_key:
+            self._ring.passwords.setdefault(name, []).append(secret)
         before = self.known.pop(name, None)
         try:
             request = AlterUsersRequest(name=name, change=change, credentials=credentials)
@@ -138,14 +133,15 @@ class UserKeeper(Program):
         if user is not None:
             user.tokens = None
         if self.rng.random() < 0.7:
-            # As long as may be: none expires in a run.
-            request = CreateTokenRequest(
-                owner=name, lifetime_ms=86_400_000, credential=self._credential()
-            )
+            # Those that expire in the run are remembered beyond its end, unless the clock jumps.
+            lifetime_ms = self.rng.choice((86_400_000, 86_400_000, 2_000))
+            secret, credential = self._ring.make(name)
+            request = CreateTokenRequest(owner=name, lifetime_ms=lifetime_ms, credential=credential)
             made = await self._ask(request)
             self._version = made.metadata_version
+            self._ring.tokens.append(Secret(name, secret.keys, made.token_id))
             self.world.events["token made"] += 1
-            if user is not None and tokens is not None:
+            if user is not None and tokens is not None and not self._cluster.has_jumps:
                 user.tokens = {*tokens, made.token_id}
             return
         self._version = (await self._ask(EndTokensRequest(owner=name))).metadata_version

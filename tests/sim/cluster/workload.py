@@ -18,6 +18,7 @@ from .administrator import Administrator
 from .adversaries import Deposed, Impostor, OddReader, Repeater, Thief
 from .clients import ClusterProducer, ClusterReader, ClusterSetup
 from .lives import Life, Lives
+from .logins import LoginClient
 from .mover import Mover, Resizer
 from .operators import Operator
 from .programs import ConsumingProgram, ProducingProgram
@@ -47,7 +48,7 @@ class Workload:
         self.readers: list[ClusterReader | Watcher | Spy] = []
         self.operators: list[Operator] = []
         self.impostors: list[Impostor] = []
-        self.strangers: list[Unproved] = []
+        self.strangers: list[Unproved | LoginClient] = []
         self.administrators: list[
             Administrator | Mover | SettingsKeeper | UserKeeper | RulesKeeper
         ] = []
@@ -99,6 +100,9 @@ class Workload:
             self.administrators.append(SettingsKeeper(self.cluster, checker, number))
         for number in range(plan.user_keepers):
             self.administrators.append(UserKeeper(self.cluster, checker, number))
+        for number in range(2 * plan.user_keepers):
+            key = keys[number % len(keys)]
+            self.strangers.append(LoginClient(self.cluster, checker, number, key))
         if scenario.rules:
             self.administrators.append(RulesKeeper(self.cluster, checker, 0))
             for number, who in enumerate(NAMES * scenario.nodes):
