@@ -7,6 +7,7 @@ meaning is the same.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Final
 
 from quiverlog.limits import TRANSACTION_SEQUENCE_MAX
@@ -59,6 +60,30 @@ _USE_LABELS: dict[Use, str] = {
     Use.WRITE: "write",
     Use.ALL: "all",
 }
+
+
+def _of_all(
+    key: str,
+    doc: str,
+    *,
+    label: str,
+    read: Callable[[str], object] = parse_text,
+    default: str | None = None,
+    default_doc: str = "",
+    attribute: str = "",
+) -> Setting:
+    """An option of each read and write."""
+    return Setting(
+        key,
+        Kind.OTHER,
+        default,
+        doc,
+        read=read,
+        label=label,
+        default_doc=default_doc,
+        where=Use.ALL,
+        attribute=attribute,
+    )
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -505,25 +530,19 @@ _SETTINGS: Final = (
         where=Use.WRITE,
         attribute="delivery_timeout",
     ),
-    Setting(
+    _of_all(
         "request.timeout",
-        Kind.OTHER,
-        "30s",
         "How long one request may take, retries included, before the query fails.",
         read=parse_duration,
         label="duration",
-        where=Use.ALL,
-        attribute="request_timeout",
+        default="30s",
     ),
-    Setting(
+    _of_all(
         "connect.timeout",
-        Kind.OTHER,
-        "10s",
         "How long one attempt to connect may take.",
         read=parse_duration,
         label="duration",
-        where=Use.ALL,
-        attribute="connect_timeout",
+        default="10s",
     ),
     Setting(
         "isolation.level",
@@ -535,90 +554,60 @@ _SETTINGS: Final = (
         where=Use.ALL,
         attribute="isolation_level",
     ),
-    Setting(
+    _of_all(
         "client.id",
-        Kind.OTHER,
-        "spark",
         "Name of this query in the brokers' logs and metrics.",
-        read=parse_text,
         label="name",
-        where=Use.ALL,
-        attribute="client_id",
+        default="spark",
     ),
-    Setting(
+    _of_all(
         "security.file",
-        Kind.OTHER,
-        None,
         "How to reach brokers by TLS ([the keys](security.md#clients)). A path on the driver and "
         "on every executor, each of which reads it for itself; nothing of it is in a plan.",
-        read=parse_text,
         label="path",
         default_doc="the environment's QUIVERLOG_SECURITY_FILE, else none",
-        where=Use.ALL,
-        attribute="security_file",
     ),
-    Setting(
+    _of_all(
         "user",
-        Kind.OTHER,
-        None,
         "The [user](security.md#users) with which the driver logs in, in place of what the security"
         " file has; needs one of the next three. Tasks get a token of that user, never the"
         " password.",
-        read=parse_text,
         label="name",
-        where=Use.ALL,
     ),
-    Setting(
+    _of_all(
         "passwordFile",
-        Kind.OTHER,
-        None,
         "A file of the driver whose only line is the password.",
-        read=parse_text,
         label="path",
-        where=Use.ALL,
         attribute="password_file",
     ),
-    Setting(
+    _of_all(
         "passwordEnv",
-        Kind.OTHER,
-        None,
         "The environment variable of the driver that has the password.",
-        read=parse_text,
         label="name",
-        where=Use.ALL,
         attribute="password_env",
     ),
-    Setting(
+    _of_all(
         "password",
-        Kind.OTHER,
-        None,
         "The password itself. Spark keeps options as text in several places: take one of the two"
         " above where you can.",
         read=parse_secret,
         label="text",
-        where=Use.ALL,
     ),
-    Setting(
+    _of_all(
         "tokenFile",
-        Kind.OTHER,
-        None,
         "A file whose only line is a [token](security.md#tokens), in place of user and password. A"
         " path on the driver and on every executor, read at each connection.",
-        read=parse_text,
         label="path",
-        where=Use.ALL,
         attribute="token_file",
     ),
-    Setting(
+    _of_all(
         "tokenLifetime",
-        Kind.OTHER,
-        "12h",
         "How long a token counts that the driver sends to tasks, at most 24h. It is renewed at half"
         " of that; a task that is repeated later than that fails with CREDENTIALS_EXPIRED.",
         read=parse_token_lifetime,
         label="time",
-        where=Use.ALL,
         attribute="token_lifetime",
+        default="12h",
     ),
     Setting(
         "fetchFrom",

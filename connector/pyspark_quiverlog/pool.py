@@ -47,6 +47,8 @@ __all__ = [
 STAGERS_MAX: Final = 64
 """Of a worker, the last used: queries that have ended leave theirs."""
 
+CLIENTS_MAX: Final = 64
+"""Of a process, with tokens: a stream's tasks get another token every few hours, for weeks."""
 
 RENEWED_AT: Final = 0.5
 """Of a token's life: tasks that begin then still have the other half."""
@@ -133,6 +135,7 @@ class _Pool:
         # Held while opening: two threads would open two, and leak one.
         self.lock = threading.RLock()
         self.clients: dict[Endpoint, Client] = {}
+        """The last used is last."""
         # Endpoint -> (a token of its login, when the next one is made).
         self.tokens: dict[Endpoint, tuple[Secret, float]] = {}
         # Endpoint, topic and settings -> (the topic's version then, the producer).
@@ -169,18 +172,31 @@ def client(where: Endpoint) -> Client:
     pool = _pool
     assert pool.process == os.getpid(), "a child would read its parent's answers"
     with pool.lock:
-        found = pool.clients.get(where)
+        found = pool.clients.pop(where, None)
         if found is None:
             import quiverlog
 
-            found = pool.clients[where] = quiverlog.connect(
+            found = quiverlog.connect(
                 list(where.addresses),
                 client_id=where.client_id,
                 connect_timeout=where.connect_timeout,
                 request_timeout=where.request_timeout,
                 security=where.access.security(),
             )
+        pool.clients[where] = found
+        with_token = [one for one in pool.clients if one.access.token is not None]
+        if len(with_token) > CLIENTS_MAX:
+            _drop_client(with_token[0])
         return found
+
+
+def _drop_client(where: Endpoint) -> None:
+    # Its token has ended long ago, or the query that had it.
+    for key in [key for key in _pool.stagers if key[0] == where]:
+        drop_stager(_pool.stagers[key][1])
+    for key in [key for key in _pool.producers if key[0] == where]:
+        drop_producer(_pool.producers[key][1])
+    _close(_pool.clients.pop(where))
 
 
 def task_token(options: ReadOptions | WriteOptions) -> Secret | None:

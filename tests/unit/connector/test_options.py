@@ -318,3 +318,30 @@ def test_a_token_of_tasks_is_made_anew_at_half_of_its_life(monkeypatch: pytest.M
     client.mechanism = ""
     now_s = 4_000.0
     assert pool.task_token(options) is None, "the brokers ask for no login"
+
+
+def test_clients_of_earlier_tokens_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[object] = []
+
+    class Closing:
+        def close(self) -> None:
+            closed.append(self)
+
+    monkeypatch.setattr(pool, "_pool", pool._Pool())
+    monkeypatch.setattr("quiverlog.connect", lambda *_, **__: Closing())
+    own = pool.endpoint(read(user="alice", password="secret"))
+    lasting = pool.client(own)
+
+    def with_token(number: int) -> pool.Endpoint:
+        token = Secret(f"qlt1.{number:08x}.{'a' * 43}")
+        return own._replace(access=pool.Access(token=token))
+
+    made = [pool.client(with_token(number)) for number in range(pool.CLIENTS_MAX)]
+    assert not closed
+    producer = Closing()
+    pool._pool.producers[with_token(1), "t"] = (None, producer)  # type: ignore[assignment]
+    assert pool.client(with_token(0)) is made[0], "the last used now"
+    pool.client(with_token(pool.CLIENTS_MAX))
+    assert closed == [producer, made[1]]
+    assert pool.client(own) is lasting, "of the driver's own credentials"
+    assert pool.client(with_token(0)) is made[0]
