@@ -45,6 +45,7 @@ from quiverlog.wire import frames
 from quiverlog.wire import messages as m
 from tests.support.ports import free_address
 from tests.support.tls import write_files
+from tests.support.until import until
 
 MIB = 1024 * 1024
 BATCHES = 128
@@ -224,8 +225,7 @@ def metadata(made: Listeners, settings: Settings) -> tuple[list[float], list[flo
             fetching.start()
             try:
                 received = fetches(made)
-                while fetches(made) < received + 2:
-                    time.sleep(0.01)
+                until(lambda: fetches(made) >= received + 2, "fetches are under way")
                 return p99(load, samples)
             finally:
                 fetching.terminate()

@@ -17,9 +17,8 @@ from quiverlog import errors as e
 from quiverlog.wire.messages import Api, Message, Part
 from quiverlog.wire.quorum_messages import QuorumMessage
 from quiverlog.wire.registry import ADMINISTRATION, APIS
-from scripts.rule_meanings import RULES
+from scripts.security_meanings import RULES, USER_ERRORS, USERS
 from scripts.transaction_meanings import LEVELS, TRANSACTIONS
-from scripts.user_meanings import USER_ERRORS, USERS
 
 __all__ = [
     "CLOSING",

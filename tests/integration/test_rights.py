@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -76,8 +78,8 @@ def test_a_rule_opens_a_topic_and_its_removal_hides_it_again(cluster: Cluster) -
         added = cluster.type("acl", "add", "alice", "allow", "read,write", "--topic", "orders-*")
         assert "rule" in added
         write(alice, "orders-eu", 1)
-        said = cluster.type("acl", "check", "alice", "read", "--topic", "orders-eu")
-        number = int(said.split("by rule ")[1])
+        answer = cluster.type("acl", "check", "alice", "read", "--topic", "orders-eu")
+        number = int(answer.split("by rule ")[1])
         assert alice.read("orders-eu").to_arrow().column("n").to_pylist() == [1]
         cluster.type("acl", "remove", str(number), str(number + 1))
         with pytest.raises((UnknownTopic, UnknownTopicId)):
@@ -149,11 +151,36 @@ def test_a_check_names_what_would_lock_the_operator_out(cluster: Cluster) -> Non
 
 def test_what_is_denied_and_changed_is_in_the_audit(cluster: Cluster) -> None:
     cluster.type("topic", "create", "secret", "--schema", "n: bigint")
-    said = cluster.type("topic", "delete", "secret", "--yes", who="alice", code=1)
-    assert "secret" in said
+    refused = cluster.type("topic", "delete", "secret", "--yes", who="alice", code=1)
+    assert "secret" in refused
     lines = [json.loads(line) for line in cluster.broker.log_text.splitlines() if line[:1] == "{"]
     events = {(one["event"], one.get("resource", ""), one["result"]) for one in lines}
     assert ("change", "topic secret", "ok") in events
     assert ("denied", "topic secret", "denied") in events, "also where the answer hides it"
     assert any(one["event"] == "login" and one["principal"] == "user:alice" for one in lines)
     assert ROOT_PASSWORD not in cluster.broker.log_text
+
+
+def test_reads_of_an_audited_topic_are_recorded_from_a_signal_on(cluster: Cluster) -> None:
+    cluster.type("topic", "create", "watched", "--schema", "n: bigint")
+    cluster.type("acl", "add", "alice", "allow", "read", "--topic", "watched")
+
+    def found() -> set[tuple[str, str, str]]:
+        lines = [json.loads(one) for one in cluster.broker.log_text.splitlines() if one[:1] == "{"]
+        allowed = (one for one in lines if one["event"] == "allowed")
+        return {(one["principal"], one["operation"], one["resource"]) for one in allowed}
+
+    with cluster.as_user(ROOT) as root, cluster.as_user(ALICE) as alice:
+        write(root, "watched", 1)
+        assert not found(), "off by default"
+        broker = cluster.broker
+        broker.write_config({**broker.config, "audit.topics": "watched"})
+        os.kill(broker.pid, signal.SIGHUP)
+
+        def is_recorded() -> bool:
+            assert alice.read("watched").to_arrow().num_rows
+            return ("user:alice", "read", "topic watched") in found()
+
+        until(is_recorded, "the file is read again")
+        write(root, "watched", 2)
+        until(lambda: ("user:root", "write", "topic watched") in found(), "administrators, too")

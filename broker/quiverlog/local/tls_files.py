@@ -44,7 +44,7 @@ class TlsFolder:
         if any(path.iterdir()):
             raise LocalClusterFailed(f"{path} is not empty: name a folder that is, or a new one.")
         made = cls(path)
-        # Two, so that who can make clients cannot make brokers.
+        # Two, so that the key that makes clients cannot make brokers.
         for name in (BROKERS_CA, CLIENTS_CA):
             of = authority.make(f"{name} of {cluster_id}", days=days)
             made._write(name, of.certificate, of.key)

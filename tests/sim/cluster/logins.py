@@ -332,7 +332,7 @@ class LoginOracle:
             if connection is None or secret is None or client.host is not host:
                 continue
             number = connection.number
-            # While it logs in again, the node may know of another credential already.
+            # While it logs in again, the node may have another credential of it already.
             is_settled = client.trying is None and bool(host.client_name(number))
             if not is_settled or self._counts(host, secret):
                 self._ended_us.pop(number, None)

@@ -121,8 +121,6 @@ class ClusterScenario:
         faulty_network = rng.random() < 0.5
         of_proofs = random.Random(f"proofs-{seed}")
         proofs = shape is None and of_proofs.random() < 0.3
-        clients = ClientPlan.draw(seed)
-        with_logins = shape is None and clients.user_keepers > 0
         drawn = cls(
             seed=seed,
             duration_ms=duration_ms,
@@ -130,8 +128,6 @@ class ClusterScenario:
             plan=FaultPlan.draw(seed),
             tempo=Tempo.draw(seed),
             **_drawn_apart(seed, is_shaped=shape is not None),
-            clients=clients,
-            certificates=with_logins and random.Random(f"certificates-{seed}").random() < 0.5,
             proofs=proofs,
             rotate_interval_ms=of_proofs.choice((0, 100, 300)) if proofs else 0,
             nodes=nodes,
@@ -205,7 +201,11 @@ class ClusterScenario:
 
 def _drawn_apart(seed: int, *, is_shaped: bool) -> dict[str, Any]:
     """What came later than the rest, which each seed draws as before."""
+    clients = ClientPlan.draw(seed)
+    has_logins = not is_shaped and clients.user_keepers > 0
     return {
+        "clients": clients,
+        "certificates": has_logins and random.Random(f"certificates-{seed}").random() < 0.5,
         "operators": random.Random(f"operators-{seed}").choice((0, 0, 1, 2)),
         "watched": random.Random(f"watched-{seed}").random() < 0.2,
         "rules": not is_shaped and random.Random(f"rules-{seed}").random() < 0.15,

@@ -59,6 +59,7 @@ def complete_principals(ctx: click.Context, _: click.Parameter, incomplete: str)
     """Return those of rules, and users, which are written without a kind as well."""
 
     def known(client: Client) -> set[str]:
+        # Most leave the kind out: `as_principal` adds it.
         kind = "user:" if incomplete.startswith("user:") else ""
         users = (f"{kind}{one.name}" for one in client.list_users())
         return {*users, *(one.principal for one in client.list_rules())}

@@ -313,8 +313,9 @@ def without_end(client: Client) -> None:
 def completed(
     ctx: click.Context, incomplete: str, ask: Callable[[Client], Iterable[str]]
 ) -> list[str]:
-    """Return the names, of those that a broker knows, that begin so; none where none answers."""
-    # An error would be printed into the user's line. The scope: a login may be asked for.
+    """Return the names that a broker returns to `ask`, and that begin so; none where it fails."""
+    # An error would be printed into the user's line.
+    # The scope is for `chosen_security`: brokers may ask for a login.
     with contextlib.suppress(Exception), ctx.scope(cleanup=False):
         bootstrap = ctx.params.get("bootstrap") or BOOTSTRAP_DEFAULT
         with open_client(bootstrap, timeout_s=1.0) as client:

@@ -32,6 +32,7 @@ _OWNER = click.option(
 
 def _complete_ids(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     def ids(client: Client) -> list[str]:
+        # Own ones, unless `--owner` comes first: few may ask for those of others.
         owner = ctx.params.get("owner") or client.who_am_i().principal.removeprefix("user:")
         users = client.list_users(owner, with_tokens=True)
         return [token.token_id for one in users for token in one.tokens]

@@ -29,6 +29,7 @@ __all__ = ["user", "whoami"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _RANDOM_BYTES: Final = 24
+# Of a user that is there: not for `create` and `hash`.
 _NAME: Final = click.argument("name", shell_complete=complete_users)
 
 

@@ -189,6 +189,7 @@ def change_password(
             if not kinds or any(mechanism not in HASHES for mechanism, *_ in kinds):
                 raise InvalidResponse(f"User {name!r} is described without a password.")
             try:
+                # A broker must neither weaken the password nor hold the processor.
                 for _, salt, count in kinds:
                     check_work(salt, count)
             except ValueError as error:
@@ -277,6 +278,7 @@ def _alter_until_answered(
         try:
             return (yield from _alter(cluster, request))
         except (ConnectionClosed, RequestTimedOut, OutcomeUnknown):
+            # It may have been done all the same.
             is_unanswered = True
             raise
         except done_already:

@@ -122,7 +122,7 @@ class Login:
                 self._is_proof_sent = True
                 data = self._client.final(response.data)
                 return AuthenticateRequest(mechanism=self._mechanism, data=data)
-            # Before anything else is sent: whoever does not have the keys is no broker of this
+            # Before anything else is sent: a program without the keys is no broker of this
             # cluster.
             self._client.check(response.data)
         except ProofRefused as refused:

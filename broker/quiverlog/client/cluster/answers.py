@@ -395,6 +395,7 @@ def _check_commit_transaction(request: Any, response: Any, _: int) -> None:
 def _check_page_of_transactions(request: Any, response: Any, _: int) -> None:
     found = [one.transactional_id for one in response.transactions]
     following = response.next_id
+    # Each page goes beyond the one before: else the client would ask for ever.
     if found != sorted(set(found)) or (found and found[0] < request.first_id):
         raise InvalidResponse(
             f"Transactions from {_shown(request.first_id)} on come as {found[:SHOWN_MAX]}."

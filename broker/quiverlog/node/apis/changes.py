@@ -5,7 +5,7 @@ Names alone: never a value. A request that only asks, or only validates, is not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from quiverlog.errors import NotAuthorized, QuiverlogError, error_class
@@ -41,18 +41,19 @@ _Changes = Callable[[Broker, m.Request, m.Response | None], Iterator[_Change]]
 
 def _created(_broker: Broker, request: m.Request, response: m.Response | None) -> Iterator[_Change]:
     assert isinstance(request, m.CreateTopicsRequest)
-    if isinstance(response, m.CreateTopicsResponse):
-        yield from ((f"topic {one.name}", one.error_code) for one in response.topics)
-    else:
-        yield from ((f"topic {one.name}", 0) for one in request.topics)
+    return _each_topic((one.name for one in request.topics), response)
 
 
 def _deleted(_broker: Broker, request: m.Request, response: m.Response | None) -> Iterator[_Change]:
     assert isinstance(request, m.DeleteTopicsRequest)
-    if isinstance(response, m.DeleteTopicsResponse):
+    return _each_topic(request.names, response)
+
+
+def _each_topic(names: Iterable[str], response: m.Response | None) -> Iterator[_Change]:
+    if isinstance(response, m.CreateTopicsResponse | m.DeleteTopicsResponse):
         yield from ((f"topic {one.name}", one.error_code) for one in response.topics)
     else:
-        yield from ((f"topic {name}", 0) for name in request.names)
+        yield from ((f"topic {name}", 0) for name in names)
 
 
 def _trimmed(broker: Broker, request: m.Request, response: m.Response | None) -> Iterator[_Change]:
@@ -186,7 +187,7 @@ def _record(
     operation = NEEDS[api].operation.label
     for resource, code in CHANGES[type(call.request)](broker, call.request, response):
         if code == NotAuthorized.code:
-            said = DENIED
+            found = DENIED
         else:
-            said = error_class(code).code_name() if code else result
-        broker.audit.changed(caller, api, operation, resource, said)
+            found = error_class(code).code_name() if code else result
+        broker.audit.changed(caller, api, operation, resource, found)

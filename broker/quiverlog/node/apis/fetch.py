@@ -193,7 +193,7 @@ class FetchAnswer:
         return True
 
     def count(self, connection_id: int) -> None:
-        """It is sent now."""
+        """Count, and audit, what is sent now."""
         for replica, byte_count, rows in self.rows:
             replica.counters.bytes_out += byte_count
             replica.counters.rows_out += rows
