@@ -177,7 +177,6 @@ def _delete_some(
     broker: Broker, call: Call, partitions: list[_Deletions]
 ) -> Generator[Wait, object, None]:
     trims = []
-    lookup = _client_lookup(broker, call.connection_id, m.Api.DELETE_RECORDS)
     waiting: list[tuple[Replica, list[m.DeleteRecordsPartitionResult]]] = []
     for entries in partitions:
         replica: Replica | None = None
@@ -185,6 +184,8 @@ def _delete_some(
         good: list[m.DeleteRecordsPartitionResult] = []
         for entry, result in entries:
             try:
+                # Each time: the client may have gone, or lost a right, since the partition before.
+                lookup = _client_lookup(broker, call.connection_id, m.Api.DELETE_RECORDS)
                 replica = lookup.leader_for_offsets(entry.topic_id, entry.partition)
                 refuse_internal(replica.topic.name, "it is trimmed by the brokers alone")
                 highest = max(highest, _check_delete(replica, entry.before_offset))

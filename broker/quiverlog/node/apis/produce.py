@@ -260,8 +260,8 @@ def _admit_all(
     results: list[m.ProducePartitionResult],
     now: Now,
 ) -> None:
-    broker.appends.begin(produce, byte_count)  # From here on, `finish` answers.
     rights = broker.authoriser.rights_of(produce.asker) if broker.authoriser.is_on else None
+    broker.appends.begin(produce, byte_count)  # From here on, `finish` answers.
     for entry, result in zip(entries, results, strict=True):
         replica = entry.replica
         end_offset = 0

@@ -386,9 +386,16 @@ class Authoriser:
         return principal.kind is Kind.USER and user is not None and user.is_admin
 
     def rights_of(self, connection_id: int) -> Rights | None:
-        """Return None for a client that may do all."""
+        """Return None for a client that may do all.
+
+        Raises:
+            NotAuthorized: the connection is closed, and its principal is known no more.
+        """
         if not self.is_on:
             return None
+        if connection_id not in self._clients.accounts:
+            # As `anonymous` it would pass a deny that is about its user.
+            raise NotAuthorized("the client has closed its connection: its request ends.")
         principal = self._clients.principal_of(connection_id)
         known = self._rights.get(connection_id)
         if known is not None and known[0] is principal:  # One without a name may get one.
@@ -400,8 +407,7 @@ class Authoriser:
                 connection_id, caller, self._decisions, self._view, self._audit, self.watched
             )
         assert rights is not None or self.may_all(principal)
-        if connection_id in self._clients.accounts:  # Else nothing would drop it.
-            self._rights[connection_id] = (principal, rights)
+        self._rights[connection_id] = (principal, rights)
         return rights
 
     def guard(self, connection_id: int, api: int) -> Guard | None:

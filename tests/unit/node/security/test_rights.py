@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from quiverlog.addresses import Address
+from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.internal_topics import STAGED, TRANSACTIONS
 from quiverlog.core.security.acls import Rule
 from quiverlog.core.security.principals import of_user
 from quiverlog.errors import NotAuthorized, UnknownTopic, UnknownTopicId
-from quiverlog.node.apis import acls
+from quiverlog.node.apis import acls, produce
 from quiverlog.node.apis.fetch import ENTRIES_PER_STEP, FILE_RANGE_BYTES_MIN
 from quiverlog.node.runtime.events import ConnectionOpened
 from quiverlog.node.security import authoriser as module
@@ -28,7 +29,7 @@ from quiverlog.wire.transaction_messages import (
     ListTransactionsRequest,
     OpenTransactionRequest,
 )
-from tests.support.node import NodeDriver, batch_of
+from tests.support.node import SCHEMA, NodeDriver, batch_of
 from tests.support.rights import ALICE, ANONYMOUS, ROOT, RightsDriver, rule, settle, stage
 from tests.support.staged import ATTEMPT, make_staged, staged_row
 
@@ -182,8 +183,69 @@ def test_a_connection_that_is_gone_leaves_nothing(node: RightsDriver) -> None:
     assert 7 in node.node.broker.authoriser._rights
     node.close_connection(7)
     assert 7 not in node.node.broker.authoriser._rights
-    assert node.node.broker.authoriser.rights_of(7) is not None, "it may do nothing"
+    with pytest.raises(NotAuthorized):
+        node.node.broker.authoriser.rights_of(7)
+    with pytest.raises(NotAuthorized):
+        node.node.broker.authoriser.guard(7, m.Api.FETCH)
     assert 7 not in node.node.broker.authoriser._rights
+
+
+# --- requests whose client has gone -------------------------------------------------------------
+def deny_alice(node: RightsDriver) -> None:
+    """Give everyone all rights, and take from alice those on the topic `secret`."""
+    node.give(
+        rule(Op.ALL, prefix=True, who="*"),
+        rule(Op.ALL, Kind.TRANSACTIONAL_ID, prefix=True, who="*"),
+        rule(Op.ALL, name="secret", allows=False),
+    )
+
+
+def finish(node: RightsDriver, connection: int) -> None:
+    """Close a connection whose request has begun, and let the request go on."""
+    node.close_connection(connection)
+    node.hold_jobs = False
+    settle(node)
+    assert not node.metrics.internal_errors
+
+
+def test_rows_are_not_deleted_for_a_client_that_has_gone(node: RightsDriver) -> None:
+    ids = [node.create(f"t{number}") for number in range(8)] + [node.create("secret")]
+    for topic_id in ids:
+        node.produced(topic_id, BATCH)
+    deny_alice(node)
+    node.hold_jobs = True
+    entries = [m.DeleteRecordsPartition(topic_id, 0, 2) for topic_id in ids]
+    node.request(m.DeleteRecordsRequest(partitions=entries, timeout_ms=100), connection=ALICE)
+    finish(node, ALICE)
+    starts = [node.node.broker.replicas[one, 0].state.log_start_offset for one in ids]
+    assert starts == [2] * 8 + [0]
+
+
+def test_a_topic_is_not_altered_for_a_client_that_has_gone(node: RightsDriver) -> None:
+    node.give(rule(Op.ALL, prefix=True, who="*"), rule(Op.ALTER, name="secret", allows=False))
+    node.hold_jobs = True
+    names = [f"t{number}" for number in range(20)] + ["secret"]
+    schema = serialize_schema(SCHEMA)
+    topics = [m.NewTopic(name, schema, 1, 1, [], {}) for name in names]
+    node.request(m.CreateTopicsRequest(topics=topics), connection=ALICE)
+    node.request(m.AlterTopicRequest(name="secret", partitions=3), connection=ALICE)
+    finish(node, ALICE)
+    assert len(node.node.broker.view.image.topics["secret"].partitions) == 1
+
+
+def test_rows_that_are_being_checked_are_not_stored_for_a_client_that_has_gone(
+    node: RightsDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic_id = node.create("secret")
+    (number,) = node.give(rule(Op.ALL, prefix=True, who="*"))
+    monkeypatch.setattr(produce, "check_quick", lambda entries, now_us: False)
+    node.hold_jobs = True
+    node.produce(topic_id, BATCH, connection=ALICE)
+    node.node.broker.view.image.rules.add(
+        number + 1, Rule("user:alice", False, Op.ALL, Kind.TOPIC, "secret")
+    )
+    finish(node, ALICE)
+    assert node.broker_end(topic_id) == 0
 
 
 def test_rules_last_over_a_restart(node: RightsDriver) -> None:
