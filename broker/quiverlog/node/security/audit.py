@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from quiverlog.core.security.acls import NO_RULE
+from quiverlog.limits import TRANSACTIONAL_ID_CHARS_MAX
 from quiverlog.node.runtime.clients import Clients
 from quiverlog.node.runtime.effects import Audited
 from quiverlog.node.runtime.metrics import NodeMetrics
@@ -47,6 +48,15 @@ class _Alike:
             self.kinds[asked] = self.kinds.get(asked, 0) + 1
         else:
             self.others += 1
+
+
+_RESOURCE_CHARS_MAX: Final = TRANSACTIONAL_ID_CHARS_MAX + 64
+"""Room for the longest name and its kind: lines wait in memory, and clients choose names."""
+
+
+def _cut(resource: str) -> str:
+    is_long = len(resource) > _RESOURCE_CHARS_MAX
+    return f"{resource[:_RESOURCE_CHARS_MAX]}..." if is_long else resource
 
 
 class Audit:
@@ -143,7 +153,7 @@ class Audit:
     ) -> None:
         """Record a change of metadata, or an attempt, of a caller (`caller_of`)."""
         if self.is_on:
-            more = {"api": api.name, "resource": resource, "operation": operation}
+            more = {"api": api.name, "resource": _cut(resource), "operation": operation}
             last = {"result": result, "rule": NO_RULE, "count": 1}
             self._outbox.emit(Audited({"event": "change", **caller, **more, **last}))
 
@@ -177,7 +187,7 @@ class Audit:
         caller = self.caller_of(connection_id)
         caller["principal"] = principal or caller["principal"]
         caller["mechanism"] = mechanism or caller["mechanism"]
-        more = {"api": api, "resource": resource, "operation": operation}
+        more = {"api": api, "resource": _cut(resource), "operation": operation}
         last = {"result": result, "rule": rule, "count": count}
         self._outbox.emit(Audited({"event": event, **caller, **more, **last}))
 

@@ -9,6 +9,7 @@ is not used. A topic that the client may not describe is answered as one that is
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Final
 
@@ -35,6 +36,8 @@ __all__ = ["WHOLE", "Authoriser", "Guard", "Rights", "no_topic", "no_topic_id"]
 _ALLOWED: Final = Decision(True)
 _TOPIC, _CLUSTER = ResourceKind.TOPIC, ResourceKind.CLUSTER
 _DESCRIBE: Final = Operation.DESCRIBE
+_NAME_BYTES_CACHED_MAX: Final = 320
+"""Of a name's object: room for each name of a topic or a user. Longer ones are decided anew."""
 
 
 def no_topic(name: str) -> UnknownTopic:
@@ -79,6 +82,9 @@ class Decisions:
         self.look()
         rules = self._rules
         assert rules is not None
+        # Clients choose names: the number of entries bounds their memory only with this.
+        if sys.getsizeof(name) > _NAME_BYTES_CACHED_MAX:
+            return rules.decide(caller, operation, kind, name)
         if not rules.networks and caller.address is not None:
             caller = Caller(caller.principal)  # One for all its connections.
         known = self._known.setdefault(caller, {})

@@ -9,8 +9,10 @@ import pytest
 
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.security.acls import NO_RULE
+from quiverlog.errors import NotAuthorized
 from quiverlog.node.apis.changes import CHANGES
 from quiverlog.node.runtime.effects import Audited
+from quiverlog.node.runtime.events import Tick
 from quiverlog.node.security import audit as module
 from quiverlog.node.security.audit import ALLOWED
 from quiverlog.types import Operation as Op
@@ -91,6 +93,27 @@ def test_denials_beyond_the_kinds_of_a_call_are_counted(
     node.request(m.CreateTopicsRequest(topics=[_new(n) for n in names]), connection=ALICE)
     found = taken(node, "denied")
     assert sum(one["count"] for one in found) == 5
+
+
+def test_a_line_shows_a_bounded_part_of_a_name(node: RightsDriver) -> None:
+    long = "x" * 100_000
+    alter(node, long, UserChange.DELETE, connection=ALICE)
+    node.call(m.CreateTopicsRequest(topics=[_new(long)]), connection=ALICE)
+    node.call(m.DeleteTopicsRequest(names=[long]), connection=ROOT)
+    node.call(EndTokensRequest(owner="root", token_ids=[f"{n:024}" for n in range(900)]))
+    lines = [dict(one.fields) for one in node.audited]
+    assert len(lines) >= 4
+    for line in lines:
+        assert len(repr(line)) < 1_000
+    node.audited.clear()
+    longest = "x" * 512
+    rights = node.node.broker.authoriser.rights_of(ALICE)
+    assert rights is not None
+    with pytest.raises(NotAuthorized):
+        rights.check(m.Api.OPEN_TRANSACTION, Op.WRITE, Kind.TRANSACTIONAL_ID, longest)
+    node.run_until_idle()
+    node.send(Tick())
+    assert taken(node, "denied")[0]["resource"] == f"transactional-id {longest}", "whole"
 
 
 def _new(name: str) -> m.NewTopic:

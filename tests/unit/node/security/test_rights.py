@@ -190,6 +190,19 @@ def test_a_connection_that_is_gone_leaves_nothing(node: RightsDriver) -> None:
     assert 7 not in node.node.broker.authoriser._rights
 
 
+@pytest.mark.parametrize(("length", "is_kept"), [(249, True), (272, False), (1_000_000, False)])
+def test_a_name_longer_than_any_is_decided_and_not_remembered(
+    node: RightsDriver, length: int, is_kept: bool
+) -> None:
+    node.give(rule(Op.CREATE, Kind.USER, "a", prefix=True))
+    rights = node.node.broker.authoriser.rights_of(ALICE)
+    assert rights is not None
+    before = node.node.broker.authoriser._decisions._count
+    for letter in ("a", "b"):
+        assert rights.may(Op.CREATE, Kind.USER, letter * length) is (letter == "a")
+    assert node.node.broker.authoriser._decisions._count - before == (2 if is_kept else 0)
+
+
 # --- requests whose client has gone -------------------------------------------------------------
 def deny_alice(node: RightsDriver) -> None:
     """Give everyone all rights, and take from alice those on the topic `secret`."""
