@@ -387,6 +387,7 @@ class Broker:
             self.entropy,
             lambda: self.directory.cluster_id,
             self.quotas.enter,
+            self._login_ended,
         )
         self.authoriser = Authoriser(self.config, self.view, self.clients, self.wakeups, audit)
 
@@ -679,6 +680,11 @@ class Broker:
                 topic_names.add(name)
         self.assignment.check_free(directories, topic_names)
         self.metadata.propose(records, now, then, directories)
+
+    def _login_ended(self, connection_id: int) -> None:
+        # Before it is closed: no long poll of it may show rows any more.
+        self.tasks.drop(connection_id)
+        self.purgatory.drop(connection_id)
 
     def drop_connection(self, connection_id: int, now: Now) -> None:
         self.clients.drop(connection_id)

@@ -1,7 +1,7 @@
 """Users and tokens: WHO_AM_I, ALTER_USERS, DESCRIBE_USERS, CREATE_TOKEN, END_TOKENS.
 
-A user may change its own password, and make and end its own tokens, without a right, but not by a
-token: a stolen one would never end.
+A user may change its own password, and make and end its own tokens, without a right. By a token
+nothing of it is served, whatever its owner may do: a stolen one would never end.
 """
 
 from __future__ import annotations
@@ -77,10 +77,18 @@ def handle_who_am_i(broker: Broker, call: Call) -> Steps:
 
 
 def _own_name(broker: Broker, connection_id: int) -> str:
-    """Return the user of the connection; empty: it is none's, or a token's."""
+    """Return the user that the connection is logged in as; empty: none."""
     principal = broker.clients.principal_of(connection_id)
-    _, token_id, _ = broker.logins.described(connection_id)
-    return principal.name if principal.kind is Kind.USER and not token_id else ""
+    return principal.name if principal.kind is Kind.USER else ""
+
+
+def _refuse_token(broker: Broker, call: Call) -> None:
+    _, token_id, _ = broker.logins.described(call.connection_id)
+    if token_id:
+        raise InvalidRequest(
+            f"{call.request.API.name} needs a login by password: a token changes no user, and makes"
+            " and ends no token."
+        )
 
 
 # ALTER_USERS
@@ -100,6 +108,7 @@ _OF_PASSWORD: Final = (UserChange.PASSWORD, UserChange.PASSWORD_BESIDE, UserChan
 def handle_alter_users(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, AlterUsersRequest)
+    _refuse_token(broker, call)
     if request.change not in set(_EVENTS):
         raise InvalidRequest(f"change {request.change} of a user is unknown.")
     change = UserChange(request.change)
@@ -234,6 +243,7 @@ def _described(image: Image, user: UserRecord, *, with_tokens: bool) -> Describe
 def handle_create_token(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, CreateTokenRequest)
+    _refuse_token(broker, call)
     if request.credential is None:
         raise InvalidRequest("a token needs a credential.")
     owner = _owner(broker, call, request.owner)
@@ -275,9 +285,7 @@ def _owner(broker: Broker, call: Call, asked: str) -> str:
             _check_no_admin(broker, call, rights, asked)
         return asked
     if not own:
-        raise InvalidRequest(
-            f"{call.request.API.name} needs a login by password: a token makes and ends none."
-        )
+        raise InvalidRequest(f"{call.request.API.name} needs an owner, or a login.")
     return own
 
 
@@ -285,6 +293,7 @@ def _owner(broker: Broker, call: Call, asked: str) -> str:
 def handle_end_tokens(broker: Broker, call: Call) -> Steps:
     request = call.request
     assert isinstance(request, EndTokensRequest)
+    _refuse_token(broker, call)
     owner = _owner(broker, call, request.owner)
 
     def decide() -> list[Record]:

@@ -17,14 +17,14 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from quiverlog.core.controller.records import TokenRecord, UserRecord
-from quiverlog.core.security.principals import ANONYMOUS, NAME, of_user
+from quiverlog.core.security.principals import ANONYMOUS, NAME, Principal, of_user
 from quiverlog.core.security.users import credentials_for
 from quiverlog.errors import (
     AuthenticationFailed,
     CredentialsExpired,
     InvalidRequest,
     NotAuthenticated,
-    QuotaExceeded,
+    QuiverlogError,
     WrongListener,
 )
 from quiverlog.limits import SCRAM_ITERATIONS_DEFAULT
@@ -55,6 +55,7 @@ _CLOSED_US: Final = 100_000
 """From the end of a credential until its connections are closed; they are served nothing."""
 _REFUSED_MAX: Final = 1_024
 """Refusals that wait; beyond, the oldest is answered at once."""
+_SWEEP_MIN: Final = 256
 _QUIET_US: Final = 60_000_000
 _ADDRESSES_MAX: Final = 64
 """With a line of their own in a minute; all others have one together."""
@@ -74,6 +75,8 @@ class _Login(NamedTuple):
     token_id: str = ""
     expires_us: int = 0
     """UTC; 0: never."""
+    due_us: int = 0
+    """The same by the monotonic clock, at the login: no change of the other clock moves it."""
 
 
 class _Refused(NamedTuple):
@@ -113,7 +116,8 @@ class Logins:
     __slots__ = (
         "_audit", "_authentication", "_certificates", "_clients", "_closing", "_cluster_id",
         "_ending", "_enter", "_entropy", "_expiries", "_fake_key", "_logged_in", "_logged_us",
-        "_metrics", "_node_id", "_outbox", "_refused", "_seen", "_under_way", "_view", "open",
+        "_metrics", "_node_id", "_on_end", "_outbox", "_refused", "_seen", "_under_way", "_view",
+        "open",
     )  # fmt: skip
 
     def __init__(
@@ -127,8 +131,11 @@ class Logins:
         entropy: Callable[[int], bytes],
         cluster_id: Callable[[], str],
         enter: Callable[[int, Now], None],
+        on_end: Callable[[int], None],
     ) -> None:
-        """`enter`: counts a connection whose principal is known; raises QuotaExceeded."""
+        """`enter`: counts a connection whose principal is known; raises QuotaExceeded. `on_end`:
+        called with one that is served no more, and closed a moment later."""
+        self._on_end = on_end
         self._cluster_id = cluster_id
         self._enter = enter
         self._node_id = config.node_id
@@ -236,39 +243,45 @@ class Logins:
             return None
         self._check_mechanism(connection_id, request.mechanism)
         under_way = self._under_way.pop(connection_id, None)
+        data = b""
         try:
             if request.mechanism == CERTIFICATE:
-                return self._by_certificate(connection_id, now)
-            if under_way is None:
+                login = self._certified(connection_id)
+            elif under_way is None:
                 server = self._server(request.mechanism)
                 data = server.first(request.data)
                 self._under_way[connection_id] = _UnderWay(request.mechanism, server)
                 return AuthenticateResponse(data=data)
-            if under_way.mechanism != request.mechanism:
+            elif under_way.mechanism != request.mechanism:
                 raise ProofRefused("it changed the mechanism half way")
-            data, credential = under_way.server.final(request.data)
-            login = self._login(under_way, credential)
+            else:
+                data, credential = under_way.server.final(request.data)
+                login = self._login(under_way, credential)
         except ProofRefused as refused:
             asked = _asked(request.mechanism, under_way)
             result = AuthenticationFailed.code_name()
             self._audit.logged_in(connection_id, asked, request.mechanism, result)
             self._refuse(connection_id, address, request, str(refused), now)
             return None
-        self._done(connection_id, login, now)
+        principal = of_user(login.user)
+        try:
+            self._done(connection_id, principal, login, now)
+        except QuiverlogError as error:
+            result = error.code_name()
+            self._audit.logged_in(connection_id, str(principal), request.mechanism, result)
+            raise
         left_ms = (login.expires_us - now.wall_us) // 1_000 if login.expires_us else -1
-        principal = str(of_user(login.user))
         return AuthenticateResponse(
-            data=data, is_done=True, principal=principal, expires_ms=left_ms
+            data=data, is_done=True, principal=str(principal), expires_ms=left_ms
         )
 
-    def _by_certificate(self, connection_id: int, now: Now) -> AuthenticateResponse:
+    def _certified(self, connection_id: int) -> _Login:
         cluster_id = self._cluster_id()
         assert cluster_id, "the broker has started"
         user = certified_user(self._certificates.get(connection_id, ()), cluster_id)
         if not user:
             raise ProofRefused("its certificate names no user, or it has shown none")
-        self._done(connection_id, _Login(user, CERTIFICATE, b""), now)
-        return AuthenticateResponse(is_done=True, principal=str(of_user(user)))
+        return _Login(user, CERTIFICATE, b"")
 
     def _check_mechanism(self, connection_id: int, mechanism: str) -> None:
         listener = self._clients.listener_of(connection_id)
@@ -315,14 +328,13 @@ class Logins:
             raise ProofRefused("the token was ended")
         return _Login(token.owner, mechanism, credential.stored_key, name, token.expires_us)
 
-    def _done(self, connection_id: int, login: _Login, now: Now) -> None:
+    def _done(self, connection_id: int, principal: Principal, login: _Login, now: Now) -> None:
         # An answer for a client that has the token's key.
         if login.expires_us and login.expires_us <= now.wall_us:
             raise CredentialsExpired(
                 f"the token {login.token_id[:4]}... of user {login.user!r} has expired"
                 f" {(now.wall_us - login.expires_us) // 1_000_000} s ago."
             )
-        principal = of_user(login.user)
         assert connection_id not in self._ending, "its requests get no answer"
         known = self._clients.principal_of(connection_id)
         if known not in (ANONYMOUS, principal):
@@ -333,30 +345,36 @@ class Logins:
             raise NotAuthenticated(f"user {login.user!r} was changed meanwhile.")
         self._clients.authenticated(connection_id, principal)
         if connection_id not in self._logged_in:
-            try:
-                self._enter(connection_id, now)
-            except QuotaExceeded as error:
-                result = error.code_name()
-                self._audit.logged_in(connection_id, str(principal), login.mechanism, result)
-                raise
+            self._enter(connection_id, now)
+        if login.expires_us:
+            login = login._replace(due_us=now.mono_us + login.expires_us - now.wall_us)
         self._logged_in[connection_id] = login
+        if login.due_us:
+            self._add_expiry(login.due_us, connection_id)
         self.open.pop(connection_id, None)
         self._metrics.logins += 1
         self._audit.logged_in(connection_id, str(principal), login.mechanism, OK)
-        if login.expires_us:
-            due_us = now.mono_us + login.expires_us - now.wall_us
-            heapq.heappush(self._expiries, (due_us, connection_id))
         self._outbox.emit(ConnectionProved(connection_id))
+
+    def _add_expiry(self, due_us: int, connection_id: int) -> None:
+        heapq.heappush(self._expiries, (due_us, connection_id))
+        # Logins that were replaced, or whose connection is gone, leave theirs behind.
+        if len(self._expiries) > _SWEEP_MIN + 2 * len(self._logged_in):
+            current = [(one.due_us, number) for number, one in self._logged_in.items()]
+            self._expiries = [one for one in current if one[0]]
+            heapq.heapify(self._expiries)
+        assert len(self._expiries) <= _SWEEP_MIN + 2 * len(self._logged_in)
+
+    def _is_current(self, due_us: int, connection_id: int) -> bool:
+        login = self._logged_in.get(connection_id)
+        return login is not None and login.due_us == due_us
 
     # --- refusals ------------------------------------------------------------------------------
     def _refuse(
         self, connection_id: int, address: str, request: AuthenticateRequest, why: str, now: Now
     ) -> None:
         # Also where a login is only wanted: what comes behind is not an anonymous client's.
-        assert connection_id not in self._ending, "it is refused once"
-        self._logged_in.pop(connection_id, None)  # A login that is repeated, and fails, ends.
-        self.open[connection_id] = Asked.REQUIRED
-        self._ending.add(connection_id)
+        self._end(connection_id)
         self._metrics.logins_refused += 1
         self._log(address, why, now)
         if len(self._refused) >= _REFUSED_MAX:
@@ -401,10 +419,9 @@ class Logins:
                 why = "its user or token was changed"
                 self._outbox.close_connection(connection_id, why)
         while self._expiries and self._expiries[0][0] <= now.mono_us:
-            _, connection_id = heapq.heappop(self._expiries)
-            login = self._logged_in.get(connection_id)
+            due_us, connection_id = heapq.heappop(self._expiries)
             # It may have logged in again, with a newer token.
-            if login is not None and 0 < login.expires_us <= now.wall_us:
+            if self._is_current(due_us, connection_id):
                 self._end(connection_id)
                 self._outbox.close_connection(connection_id, "its token has expired")
 
@@ -437,7 +454,9 @@ class Logins:
         return any(one.stored_key == login.stored_key for one in found)
 
     def _end(self, connection_id: int) -> None:
-        del self._logged_in[connection_id]
-        # Nothing more is served to it, whatever it has sent already.
+        """Serve nothing more to a connection, whatever it has sent already."""
+        assert connection_id not in self._ending, "it ends once"
+        self._logged_in.pop(connection_id, None)
         self.open[connection_id] = Asked.REQUIRED
         self._ending.add(connection_id)
+        self._on_end(connection_id)

@@ -196,6 +196,20 @@ def test_logins_are_recorded_and_no_secret_is(node: RightsDriver) -> None:
     ]
 
 
+def test_a_proved_login_that_is_not_taken_is_recorded_with_its_reason(node: RightsDriver) -> None:
+    assert not alter(node, "bob", UserChange.CREATE, b"pw").error_code
+    done = create_token(node, b"k" * 32, owner="bob")
+    node.advance(60_001)
+    node.connect(7, "")
+    assert log_in(node, done.token_id, b"k" * 32, 7, TOKEN).error_code
+    assert log_in(node, "bob", b"pw", ALICE).error_code, "it is logged in as alice"
+    found = [(o["principal"], o["mechanism"], o["result"]) for o in taken(node, "login")]
+    assert found == [
+        ("user:bob", TOKEN, "CREDENTIALS_EXPIRED"),
+        ("user:bob", "SCRAM-SHA-256", "INVALID_REQUEST"),
+    ]
+
+
 def test_every_api_that_administers_is_a_change() -> None:
     changing = {kind.API for kind in CHANGES}
     assert changing >= ADMINISTRATION

@@ -21,6 +21,8 @@ from quiverlog.node.runtime.config import Asked, Authentication
 from quiverlog.node.runtime.effects import ConnectionProved
 from quiverlog.node.runtime.events import ConnectionOpened, Shutdown
 from quiverlog.node.security.logins import certified_user
+from quiverlog.types import Operation as Op
+from quiverlog.types import ResourceKind as Kind
 from quiverlog.wire import messages as m
 from quiverlog.wire.authentication_messages import (
     CERTIFICATE,
@@ -32,6 +34,7 @@ from quiverlog.wire.authentication_messages import (
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.peer_proof import NONCE_BYTES, ClusterSecrets, Connector, Parties
 from quiverlog.wire.registry import APIS
+from quiverlog.wire.security.acl_messages import AlterAclsRequest, RulePart
 from quiverlog.wire.security.scram import SCRAM_SHA_256, SCRAM_SHA_512, make_credential
 from quiverlog.wire.security.user_messages import (
     EndTokensRequest,
@@ -341,6 +344,37 @@ def test_a_newer_token_prolongs_a_connection(node: NodeDriver) -> None:
     assert closed(node) == [OTHER]
 
 
+def test_a_clock_that_steps_back_prolongs_no_connection(node: NodeDriver) -> None:
+    token = create_token(node, KEY, connection=ALICE)
+    connect(node, OTHER)
+    assert log_in(node, token.token_id, KEY, OTHER, TOKEN).is_done
+    node.wall_us -= 3_600_000_000
+    node.advance(59_800)
+    assert closed(node) == []
+    node.advance(200)
+    assert closed(node) == [OTHER]
+
+
+def test_logins_that_are_over_are_not_remembered(node: NodeDriver) -> None:
+    token = create_token(node, KEY, 86_400_000, connection=ALICE)
+    connect(node, OTHER)
+    for _ in range(300):
+        node.wall_us += 1
+        assert log_in(node, token.token_id, KEY, OTHER, TOKEN).is_done
+    assert len(node.node.broker.logins._expiries) <= 263
+    node.advance(86_400_000)
+    assert closed(node) == [OTHER]
+
+
+def test_a_refused_login_ends_the_one_before(node: NodeDriver) -> None:
+    assert log_in(node, "alice", b"wrong", ALICE) is None
+    assert node.answer(node.request(WhoAmIRequest(), connection=ALICE)) is None
+    node.advance(1_300)
+    assert late(node, ALICE).error_code == AuthenticationFailed.code
+    assert [one.connection_id for one in node.closed] == [ALICE]
+    assert not node.metrics.internal_errors
+
+
 def test_an_ended_token_ends_its_connections(node: NodeDriver) -> None:
     tokens = [create_token(node, key, connection=ALICE) for key in (KEY, b"2" * 32)]
     for connection, token, key in ((20, tokens[0], KEY), (21, tokens[1], b"2" * 32)):
@@ -361,13 +395,36 @@ def test_the_tokens_of_a_deleted_user_end(node: NodeDriver) -> None:
     assert sorted(closed(node)) == [ALICE, OTHER]
 
 
-def test_a_token_makes_no_other_and_ends_none(node: NodeDriver) -> None:
-    token = create_token(node, KEY, connection=ALICE)
+@pytest.mark.parametrize("owner", ["", "alice", "admin"])
+@pytest.mark.parametrize("holder", ["alice", "admin"])
+def test_a_token_changes_no_user_and_makes_and_ends_no_token(
+    node: NodeDriver, holder: str, owner: str
+) -> None:
+    for kind in (Kind.USER, Kind.TOKEN):
+        given = AlterAclsRequest(additions=[RulePart("*", True, Op.ALL, kind, "", True)])
+        assert not node.call(given, connection=ADMIN)[0].error_code
+    token = create_token(node, KEY, owner=holder, connection=ADMIN)
     connect(node, OTHER)
-    log_in(node, token.token_id, KEY, OTHER, TOKEN)
-    assert create_token(node, b"2" * 32, connection=OTHER).error_code == InvalidRequest.code
-    refused = node.call(EndTokensRequest(), connection=OTHER)[0]
-    assert refused.error_code == InvalidRequest.code
+    assert log_in(node, token.token_id, KEY, OTHER, TOKEN).is_done
+    answers = [
+        create_token(node, b"2" * 32, owner=owner, connection=OTHER),
+        node.call(EndTokensRequest(owner=owner), connection=OTHER)[0],
+        *(
+            alter(node, owner or "new", kind, *passwords, connection=OTHER, is_admin=True)
+            for kind, passwords in (
+                (UserChange.CREATE, [b"x"]),
+                (UserChange.PASSWORD, [b"x"]),
+                (UserChange.PASSWORD_BESIDE, [b"x"]),
+                (UserChange.ADMIN, []),
+                (UserChange.DELETE, []),
+            )
+        ),
+    ]
+    assert {one.error_code for one in answers} == {InvalidRequest.code}
+    assert "token" in answers[0].error_message
+    image = node.node.broker.metadata.image
+    assert image.users.keys() == {"admin", "alice"}
+    assert list(image.tokens) == [token.token_id]
 
 
 def test_logins_survive_a_restart_of_the_broker(node: NodeDriver) -> None:
