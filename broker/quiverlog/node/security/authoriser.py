@@ -105,10 +105,10 @@ class Decisions:
 
 
 class Rights:
-    """Of the client of one connection, which is no super user."""
+    """Of the client of one connection. `is_all`: of a super user or a broker, as it is now."""
 
     __slots__ = (
-        "_audit", "_decisions", "_guards", "_view", "caller", "connection_id", "watched"
+        "_audit", "_decisions", "_guards", "_view", "caller", "connection_id", "is_all", "watched"
     )  # fmt: skip
 
     def __init__(
@@ -119,7 +119,10 @@ class Rights:
         view: MetadataView,
         audit: Audit,
         watched: Watched,
+        *,
+        is_all: bool,
     ) -> None:
+        self.is_all = is_all
         self.watched = watched
         self.connection_id = connection_id
         self.caller = caller
@@ -131,11 +134,19 @@ class Rights:
 
     @property
     def changes(self) -> int:
-        """Another number: the rules have changed."""
-        return self._decisions.look()
+        """Another number: what the client may do has changed."""
+        return 2 * self._decisions.look() + self.is_all
+
+    def set_all(self, is_all: bool) -> None:
+        assert is_all != self.is_all
+        self.is_all = is_all
+        for guard in self._guards.values():
+            guard.forget()
 
     # --- questions -----------------------------------------------------------------------------
     def decide(self, operation: Operation, kind: ResourceKind, name: str = "") -> Decision:
+        if self.is_all:
+            return _ALLOWED
         return self._decisions.decide(self.caller, operation, kind, name)
 
     def may(self, operation: Operation, kind: ResourceKind, name: str = "") -> bool:
@@ -173,7 +184,7 @@ class Rights:
     def check_some(self, api: Api, operation: Operation, kind: ResourceKind) -> None:
         """Raises NotAuthorized: the caller may do it with no resource of this kind."""
         assert operation is not Operation.ALL
-        if not self._decisions.allows_some(self.caller, operation, kind):
+        if not self.is_all and not self._decisions.allows_some(self.caller, operation, kind):
             raise self._refusal(api, operation, kind, "", Decision(False))
 
     def check_topic(
@@ -247,6 +258,11 @@ class Guard:
         if rules is self._rules and rules.version == self._version and topic_id in self._allowed:
             return
         self._decide(topic_id)
+
+    def forget(self) -> None:
+        """After another right than by rules."""
+        self._allowed = set()
+        assert not self._allowed
 
     def allows(self, topic_id: bytes) -> bool:
         topic = self._view.image.topics_by_id.get(topic_id)
@@ -360,10 +376,10 @@ class Authoriser:
         self._decisions = Decisions(view)
         self._users: Mapping[str, UserRecord] = {}
         self._super_users = clients.super_users
-        # By connection; None: it may do all.
-        self._rights: dict[int, tuple[Principal, Rights | None]] = {}
+        # By connection.
+        self._rights: dict[int, tuple[Principal, Rights]] = {}
         self.watched = Watched()
-        """Long polls of clients with rights: they are looked at when the rules have changed."""
+        """Long polls: they are looked at when the rules or the super users have changed."""
 
     def rules_changed(self) -> None:
         """After records of rules, or another image."""
@@ -381,9 +397,18 @@ class Authoriser:
     def look(self) -> None:
         """After an entry of the metadata, or other super users: others may do all now."""
         users, super_users = self._view.image.users, self._clients.super_users
-        if users is not self._users or super_users is not self._super_users:
-            self._users, self._super_users = users, super_users
-            self._rights.clear()
+        if users is self._users and super_users is self._super_users:
+            return
+        self._users, self._super_users = users, super_users
+        is_changed = False
+        for principal, rights in self._rights.values():
+            is_all = self.may_all(principal)
+            if is_all != rights.is_all:
+                # What waits has these rights, too, and must not outlive them.
+                rights.set_all(is_all)
+                is_changed = True
+        if is_changed:
+            self._wakeups.changed(self.watched)
 
     def may_all(self, principal: Principal) -> bool:
         if principal.kind is Kind.BROKER or principal in self._clients.super_users:
@@ -399,31 +424,37 @@ class Authoriser:
         """
         if not self.is_on:
             return None
-        if connection_id not in self._clients.accounts:
-            # As `anonymous` it would pass a deny that is about its user.
-            raise NotAuthorized("the client has closed its connection: its request ends.")
+        rights = self._found(connection_id)
+        return None if rights.is_all else rights
+
+    def _found(self, connection_id: int) -> Rights:
         principal = self._clients.principal_of(connection_id)
         known = self._rights.get(connection_id)
         if known is not None and known[0] is principal:  # One without a name may get one.
             return known[1]
-        rights = None
-        if not self.may_all(principal):
-            caller = Caller(str(principal), address_of(self._clients.host_of(connection_id)))
-            rights = Rights(
-                connection_id, caller, self._decisions, self._view, self._audit, self.watched
-            )
-        assert rights is not None or self.may_all(principal)
+        if connection_id not in self._clients.accounts:
+            # As `anonymous` it would pass a deny that is about its user.
+            raise NotAuthorized("the client has closed its connection: its request ends.")
+        rights = Rights(
+            connection_id,
+            Caller(str(principal), address_of(self._clients.host_of(connection_id))),
+            self._decisions,
+            self._view,
+            self._audit,
+            self.watched,
+            is_all=self.may_all(principal),
+        )
         self._rights[connection_id] = (principal, rights)
         return rights
 
     def guard(self, connection_id: int, api: int) -> Guard | None:
-        """`api`: its number."""
+        """`api`: its number. Return None where nothing is authorised."""
+        if not self.is_on:
+            return None
         known = self._rights.get(connection_id)
         if known is not None and known[0] is self._principals.get(connection_id, ANONYMOUS):
-            rights = known[1]
-        else:
-            rights = self.rights_of(connection_id)
-        return None if rights is None else rights.guard(api)
+            return known[1].guard(api)
+        return self._found(connection_id).guard(api)
 
     def topics(self, connection_id: int, api: Api) -> Topics:
         return Topics(self._view, self.rights_of(connection_id), api)

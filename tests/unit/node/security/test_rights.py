@@ -15,7 +15,7 @@ from quiverlog.core.security.principals import of_user
 from quiverlog.errors import NotAuthorized, UnknownTopic, UnknownTopicId
 from quiverlog.node.apis import acls, produce
 from quiverlog.node.apis.fetch import ENTRIES_PER_STEP, FILE_RANGE_BYTES_MIN
-from quiverlog.node.runtime.events import ConnectionOpened
+from quiverlog.node.runtime.events import ConnectionOpened, Tick
 from quiverlog.node.security import authoriser as module
 from quiverlog.types import Operation as Op
 from quiverlog.types import ResourceKind as Kind
@@ -88,11 +88,41 @@ def test_a_rule_about_another_topic_ends_no_wait(node: RightsDriver) -> None:
     assert not node.node.broker.authoriser.watched.waiters
 
 
-def test_parked_fetches_of_those_who_may_all_are_not_looked_at(node: RightsDriver) -> None:
+def test_a_rule_ends_no_wait_of_a_client_that_may_do_all(node: RightsDriver) -> None:
     waiting = wait_for_rows(node, node.create("t"), connection=ROOT)
     node.give(rule(Op.READ, name="t", allows=False, who="*"))
+    node.run_until_idle()
     assert node.answer(waiting) is None
-    assert not node.node.broker.authoriser.watched.waiters
+
+
+@pytest.mark.parametrize("partitions", [1, 2, ENTRIES_PER_STEP + 1])
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_wait_does_not_outlive_the_super_user(
+    node: RightsDriver, partitions: int, wide: bool
+) -> None:
+    topic_id = node.create("t", partitions)
+    count = range(partitions)
+    fetch = m.FetchRequest(
+        max_wait_ms=300_000,
+        min_bytes=2**20 if wide else 1,
+        partitions=[m.FetchPartition(topic_id, one, offset=0) for one in count],
+    )
+    offsets = m.ListOffsetsRequest(
+        max_wait_ms=300_000,
+        partitions=[m.ListOffsetsPartition(topic_id, one, known_offset=0) for one in count],
+    )
+    waiting = [node.request(one, connection=ROOT) for one in (fetch, offsets)]
+    node.run_until_idle()
+    assert [node.answer(one) for one in waiting] == [None, None]
+    node.node.broker.authoriser.set_super_users(("alice",))
+    node.send(Tick())
+    settle(node)
+    for one in waiting:
+        response, body = node.answer(one) or (None, b"")
+        assert response is not None, "it is looked at again"
+        assert {part.error_code for part in response.partitions} == {UnknownTopicId.code}
+        assert not body
+    assert not node.node.broker.authoriser.watched.waiters, "nothing is left behind"
 
 
 def test_rows_that_are_read_in_steps_are_read_anew_when_rights_change_in_between(

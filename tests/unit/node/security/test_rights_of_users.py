@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quiverlog.errors import NotAuthorized, UnknownUser
+from quiverlog.errors import NotAuthorized, UnknownTopicId, UnknownUser
 from quiverlog.types import Operation as Op
 from quiverlog.types import ResourceKind as Kind
 from quiverlog.wire import messages as m
@@ -19,6 +19,7 @@ from quiverlog.wire.security.user_messages import (
     WhoAmIRequest,
 )
 from tests.support.logins import alter, create_token, credential, log_in
+from tests.support.node import batch_of
 from tests.support.rights import ALICE, ROOT, RightsDriver, rule
 
 CHANGES = tuple(one for one in UserChange if one is not UserChange.NOTHING)
@@ -130,6 +131,27 @@ def test_one_that_is_no_administrator_any_more_needs_rules_at_once(node: RightsD
     assert change(node, "chief", UserChange.ADMIN, ROOT) == 0
     answer = node.call(m.MetadataRequest(topics=["t"]), connection=7)[0]
     assert answer.topics[0].error_code == 0
+
+
+@pytest.mark.parametrize("kind", [UserChange.NO_ADMIN, UserChange.PASSWORD, UserChange.DELETE])
+def test_a_wait_does_not_outlive_the_administrator(node: RightsDriver, kind: UserChange) -> None:
+    topic_id = node.create("t")
+    node.connect(7, "")
+    assert log_in(node, "chief", b"old", 7).is_done
+    request = node.fetch_request(topic_id, 0, max_wait_ms=300_000)
+    waiting = node.request(request, connection=7)
+    assert node.answer(waiting) is None
+    assert change(node, "chief", kind, ROOT) == 0
+    node.produced(topic_id, bytes(batch_of([1])))
+    answer = node.answer(waiting)
+    if kind is UserChange.NO_ADMIN:
+        assert answer is not None
+        assert answer[0].partitions[0].error_code == UnknownTopicId.code
+        assert answer[1] == b""
+    else:
+        assert answer is None, "its connection is about to be closed"
+    assert not node.node.broker.authoriser.watched.waiters
+    assert not node.node.broker.purgatory.parked
 
 
 def test_super_users_of_the_file_change_while_the_broker_runs(node: RightsDriver) -> None:
