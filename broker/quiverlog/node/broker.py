@@ -685,6 +685,7 @@ class Broker:
         # Before it is closed: no long poll of it may show rows any more.
         self.tasks.drop(connection_id)
         self.purgatory.drop(connection_id)
+        assert not self.purgatory.of_connection(connection_id)
 
     def drop_connection(self, connection_id: int, now: Now) -> None:
         self.clients.drop(connection_id)

@@ -435,6 +435,7 @@ class Authoriser:
         if connection_id not in self._clients.accounts:
             # As `anonymous` it would pass a deny that is about its user.
             raise NotAuthorized("the client has closed its connection: its request ends.")
+        assert known is None or known[0] == ANONYMOUS, "a connection has one name"
         rights = Rights(
             connection_id,
             Caller(str(principal), address_of(self._clients.host_of(connection_id))),
