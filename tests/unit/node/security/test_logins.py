@@ -366,15 +366,6 @@ def test_logins_that_are_over_are_not_remembered(node: NodeDriver) -> None:
     assert closed(node) == [OTHER]
 
 
-def test_a_refused_login_ends_the_one_before(node: NodeDriver) -> None:
-    assert log_in(node, "alice", b"wrong", ALICE) is None
-    assert node.answer(node.request(WhoAmIRequest(), connection=ALICE)) is None
-    node.advance(1_300)
-    assert late(node, ALICE).error_code == AuthenticationFailed.code
-    assert [one.connection_id for one in node.closed] == [ALICE]
-    assert not node.metrics.internal_errors
-
-
 def test_an_ended_token_ends_its_connections(node: NodeDriver) -> None:
     tokens = [create_token(node, key, connection=ALICE) for key in (KEY, b"2" * 32)]
     for connection, token, key in ((20, tokens[0], KEY), (21, tokens[1], b"2" * 32)):
