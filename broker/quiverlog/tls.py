@@ -152,18 +152,16 @@ def certificates_in(path: str) -> list[Certificate]:
     Raises:
         BadTlsFiles: it cannot be read, or has none.
     """
+    ders = _ders(path)
     try:
-        return [_certificate(der) for der in _ders(path)]
-    except (ValueError, IndexError, binascii.Error):
+        return [_certificate(der) for der in ders]
+    except (ValueError, IndexError):
         raise BadTlsFiles(f"{path} has a damaged certificate") from None
 
 
 def authorities_in(path: str) -> frozenset[bytes]:
     """Return a fingerprint of each certificate of a PEM file. Raises BadTlsFiles."""
-    try:
-        return frozenset(map(_digest, _ders(path)))
-    except (ValueError, IndexError, binascii.Error):
-        raise BadTlsFiles(f"{path} has a damaged certificate") from None
+    return frozenset(map(_digest, _ders(path)))
 
 
 def verified(tls: ssl.SSLObject | None) -> Verified | None:
@@ -184,7 +182,7 @@ def verified(tls: ssl.SSLObject | None) -> Verified | None:
 
 
 def _ders(path: str) -> list[bytes]:
-    """Raises BadTlsFiles, ValueError, IndexError: a certificate is damaged."""
+    """Raises BadTlsFiles."""
     try:
         with open(path, "rb") as file:
             text = file.read(_PEM_BYTES_MAX + 1)
@@ -195,7 +193,10 @@ def _ders(path: str) -> list[bytes]:
     blocks = _PEM.findall(text)
     if not blocks or len(blocks) > _CERTIFICATES_MAX:
         raise BadTlsFiles(f"{path} has {len(blocks) or 'no'} certificates in PEM form")
-    return [base64.b64decode(block, validate=False) for block in blocks]
+    try:
+        return [base64.b64decode(block, validate=False) for block in blocks]
+    except binascii.Error:
+        raise BadTlsFiles(f"{path} has a damaged certificate") from None
 
 
 def peer_names(verified: Mapping[str, Any] | None) -> tuple[str, ...]:
