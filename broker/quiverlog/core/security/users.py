@@ -191,14 +191,12 @@ def add_token(
     if credential[0] != scram.SCRAM_SHA_256:
         raise InvalidRequest(f"a token has a credential of {scram.SCRAM_SHA_256}.")
     _check([credential])
-    # Remembered for a while: until then a login with it gets the reason.
-    long_ago_us = now_us - TOKEN_REMEMBERED_US
+    # Remembered for a while, if there is room: until then a login with it gets the reason.
+    long_ago_us = now_us - (0 if len(image.tokens) >= TOKENS_MAX else TOKEN_REMEMBERED_US)
     expired = [one for one in image.tokens.values() if one.expires_us <= long_ago_us]
     forgotten = expired[:TOKENS_FORGOTTEN_MAX]
-    left = len(image.tokens) - len(forgotten)
-    of_owner = sum(one.owner == owner for one in image.tokens.values())
-    of_owner -= sum(one.owner == owner for one in forgotten)
-    if left >= TOKENS_MAX:
+    of_owner = sum(one.owner == owner and one.expires_us > now_us for one in image.tokens.values())
+    if len(image.tokens) - len(forgotten) >= TOKENS_MAX:
         raise PolicyViolation(f"the cluster has {TOKENS_MAX} tokens, the most there may be.")
     if of_owner >= TOKENS_PER_USER_MAX:
         raise PolicyViolation(

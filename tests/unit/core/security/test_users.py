@@ -275,6 +275,21 @@ def test_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     add_token(image, "d", "bob")
 
 
+def test_expired_tokens_take_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users, "TOKENS_PER_USER_MAX", 2)
+    monkeypatch.setattr(users, "TOKENS_MAX", 4)
+    image = image_of(UserRecord("alice", 1, (credential(1),)))
+    add_token(image, "a", "alice", lifetime_ms=1_000)
+    add_token(image, "b", "alice")
+    with pytest.raises(PolicyViolation, match="'alice' has 2 tokens"):
+        add_token(image, "c", "alice", now_us=NOW_US + 999_999)
+    add_token(image, "c", "alice", lifetime_ms=1_000, now_us=NOW_US + 1_000_000)
+    assert image.tokens.keys() == {"a", "b", "c"}, "a login with it gets the reason"
+    add_token(image, "d", "alice", lifetime_ms=1_000, now_us=NOW_US + 2_000_000)
+    add_token(image, "e", "alice", now_us=NOW_US + 3_000_000)
+    assert image.tokens.keys() == {"b", "e"}, "no place is left for the expired ones"
+
+
 def test_tokens_are_ended_by_their_owner_alone() -> None:
     image = image_of(
         UserRecord("alice", 1, (credential(1),)), UserRecord("bob", 1, (credential(1),))
