@@ -36,7 +36,7 @@ class LogBatchReader(DataSourceReader):  # type: ignore[misc]
         self._splits = SplitReader(self._options, schema)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_options": pool.without_login(self._options)}
+        return self.__dict__ | {"_options": pool.options_for_tasks(self._options)}
 
     @in_one_frame
     def partitions(self) -> list[Any]:

@@ -602,12 +602,14 @@ _SETTINGS: Final = (
     ),
     _of_all(
         "tokenLifetime",
-        "How long a token counts that the driver sends to tasks, at most 24h. It is renewed at half"
-        " of that; a task that is repeated later than that fails with CREDENTIALS_EXPIRED.",
+        "How long a token counts that the driver sends to tasks, at most 24h. A new one is made at"
+        " half of that, so that a micro-batch has the other half at least. A batch job has one"
+        " token: a task, or the commit of an exactly-once write, that comes after its end fails"
+        " with CREDENTIALS_EXPIRED.",
         read=parse_token_lifetime,
         label="time",
+        default_doc="`2h` in a stream, `12h` in a batch job",
         attribute="token_lifetime",
-        default="12h",
     ),
     Setting(
         "fetchFrom",

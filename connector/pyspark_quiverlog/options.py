@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from quiverlog.errors import InvalidOption
 from quiverlog.settings import InvalidValue, Setting
@@ -29,6 +29,12 @@ __all__ = [
 
 
 logger = logging.getLogger("pyspark_quiverlog")
+
+TOKEN_OF_STREAM_S: Final = 2 * 3_600.0
+"""A sink's process ends when it is idle for a minute, so a slow trigger makes a token each time: as
+many as 120 count then, and a user has at most 1,000."""
+TOKEN_OF_BATCH_S: Final = 12 * 3_600.0
+"""A batch job has one token for all of its tasks."""
 
 # Spark adds these by itself: the first two to a sink's options, the others to a table's.
 _IGNORED = frozenset(
@@ -239,6 +245,8 @@ def _parse(raw: Mapping[str, str], use: Use) -> dict[str, Any]:
             values[setting.field] = setting.parse(text)
         except InvalidValue as error:
             raise InvalidOption(f"option `{_spelt(setting, key)}` {error}") from error
+    in_stream = use in (Use.STREAM_READ, Use.STREAM_WRITE)
+    values.setdefault("token_lifetime", TOKEN_OF_STREAM_S if in_stream else TOKEN_OF_BATCH_S)
     if "bootstrap_servers" not in values:
         table = "" if raw else _TABLE_HINT
         raise InvalidOption(

@@ -12,6 +12,7 @@ one user's rights. No text, `repr` or error has either.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -19,7 +20,7 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from quiverlog.errors import InvalidOption, InvalidSecurity
+from quiverlog.errors import InvalidOption, InvalidSecurity, QuiverlogError
 
 from .option_types import Secret
 
@@ -38,20 +39,25 @@ __all__ = [
     "drop_stager",
     "endpoint",
     "has_producer",
+    "options_for_tasks",
     "producer",
     "stager",
     "task_token",
-    "without_login",
 ]
 
 STAGERS_MAX: Final = 64
 """Of a worker, the last used: queries that have ended leave theirs."""
 
-CLIENTS_MAX: Final = 64
-"""Of a process, with tokens: a stream's tasks get another token every few hours, for weeks."""
+CLIENTS_MAX: Final = 16
+"""Of a process, with tokens, the last used: a stream's tasks get another token every hour, for
+weeks."""
 
 RENEWED_AT: Final = 0.5
 """Of a token's life: tasks that begin then still have the other half."""
+RENEWED_AGAIN_AT: Final = 0.05
+"""Of its life, after a try that failed."""
+
+logger = logging.getLogger("pyspark_quiverlog")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +112,8 @@ def access_of(options: ReadOptions | WriteOptions) -> Access:
     )
 
 
-def without_login(options: Any, token: Secret | None = None) -> Any:
-    """Return options as tasks may get them: without the driver's credentials."""
+def options_for_tasks(options: Any, token: Secret | None = None) -> Any:
+    """Return options as tasks may get them: with a token in place of the driver's credentials."""
     if not access_of(options).is_drivers:
         return options
     assert options.token is None, "the driver's own options have none"
@@ -127,6 +133,14 @@ class Endpoint(NamedTuple):
     """Files are read by each process for itself; without any its environment decides."""
 
 
+class _TaskToken(NamedTuple):
+    """Times by the monotonic clock."""
+
+    text: Secret
+    renewed_s: float
+    ends_s: float
+
+
 class _Pool:
     """The clients and producers of this process, for all threads."""
 
@@ -134,10 +148,10 @@ class _Pool:
         self.process = os.getpid()
         # Held while opening: two threads would open two, and leak one.
         self.lock = threading.RLock()
+        # The last used is last.
         self.clients: dict[Endpoint, Client] = {}
-        """The last used is last."""
-        # Endpoint -> (a token of its login, when the next one is made).
-        self.tokens: dict[Endpoint, tuple[Secret, float]] = {}
+        # Endpoint and lifetime -> its login's newest token.
+        self.tokens: dict[tuple[Endpoint, float], _TaskToken] = {}
         # Endpoint, topic and settings -> (the topic's version then, the producer).
         self.producers: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         # Endpoint, transactional id, instance and settings -> (the writer that used it last, the
@@ -200,22 +214,34 @@ def _drop_client(where: Endpoint) -> None:
 
 
 def task_token(options: ReadOptions | WriteOptions) -> Secret | None:
-    """Return a token of the driver's login for tasks, new when half of its life is over; None:
-    tasks need none."""
+    """Return a token of the driver's login for tasks, new when half of its life is over, or as soon
+    after as the cluster makes one; None: tasks need none."""
     where, lifetime_s = endpoint(options), options.token_lifetime
     if not where.access.is_drivers:
         return None
-    pool = _pool
+    pool, key = _pool, (where, lifetime_s)
     with pool.lock:
-        found, renewed_s = pool.tokens.get(where, (None, 0.0))
-        if found is None or time.monotonic() >= renewed_s:
+        known = pool.tokens.get(key)
+        if known is not None and time.monotonic() < known.renewed_s:
+            return known.text
+        began_s = time.monotonic()
+        try:
             owner = client(where)
             if not owner.who_am_i().mechanism:
                 return None
-            found = Secret(owner.create_token(lifetime_s).text)
-            assert found.value, "a token has a text"
-            pool.tokens[where] = found, time.monotonic() + lifetime_s * RENEWED_AT
-        return found
+            made = Secret(owner.create_token(lifetime_s).text)
+        except QuiverlogError as error:
+            now_s = time.monotonic()
+            if known is None or now_s >= known.ends_s:
+                raise
+            logger.warning("tasks keep the token that they have: %s", error.message)
+            again_s = min(known.ends_s, now_s + lifetime_s * RENEWED_AGAIN_AT)
+            pool.tokens[key] = known._replace(renewed_s=again_s)
+            return known.text
+        assert made.value, "a token has a text"
+        renewed_s, ends_s = began_s + lifetime_s * RENEWED_AT, began_s + lifetime_s
+        pool.tokens[key] = _TaskToken(made, renewed_s, ends_s)
+        return made
 
 
 def producer(where: Endpoint, topic: str, **settings: Any) -> Any:

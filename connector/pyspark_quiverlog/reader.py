@@ -88,7 +88,7 @@ class SplitReader(worker_process.SentToTasks):
         self.schema: pa.Schema = to_arrow_schema(schema)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"options": pool.without_login(self.options)}
+        return super().__getstate__() | {"options": pool.options_for_tasks(self.options)}
 
     def normalizer(self) -> Normalizer:
         return Normalizer(self.schema, metadata=self.options.include_metadata)

@@ -34,7 +34,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
 
     def __getstate__(self) -> dict[str, Any]:
         # Executors only read: no connections, no threads.
-        options = pool.without_login(self._options)
+        options = pool.options_for_tasks(self._options)
         return self.__dict__ | {"_planner": None, "_driver_read": None, "_options": options}
 
     def _plan(self) -> StreamPlanner:

@@ -96,7 +96,7 @@ class _Writer(worker_process.SentToTasks):
 
     def __getstate__(self) -> dict[str, Any]:
         # Each micro-batch's writer is pickled anew, with a token that counts.
-        options = pool.without_login(self.options, pool.task_token(self.options))
+        options = pool.options_for_tasks(self.options, pool.task_token(self.options))
         return super().__getstate__() | {"options": options}
 
     @property

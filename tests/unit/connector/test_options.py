@@ -16,9 +16,9 @@ from pyspark_quiverlog.options import (
     parse_read_options,
     parse_write_options,
 )
-from pyspark_quiverlog.pool import Access, access_of, endpoint, without_login
+from pyspark_quiverlog.pool import Access, access_of, endpoint, options_for_tasks
 from quiverlog.client.base.security import Security
-from quiverlog.errors import InvalidOption
+from quiverlog.errors import ConnectionFailed, InvalidOption, PolicyViolation, QuiverlogError
 from quiverlog.wire.authentication_messages import token_text
 
 TOKEN = token_text("ab" * 12, bytes(32))
@@ -282,28 +282,36 @@ def test_a_description_is_made_of_options_and_of_the_file(tmp_path: Path) -> Non
     assert access_of(read(**named)).security() == Security(tls=False, user="carol", password="hers")
     own = access_of(read(**named, user="alice", password="secret"))
     assert own.security() == Security(tls=False, user="alice", password="secret")
-    sent = without_login(read(**named, user="alice", password="secret"), Secret(TOKEN))
+    sent = options_for_tasks(read(**named, user="alice", password="secret"), Secret(TOKEN))
     assert (sent.user, sent.password) == (None, None)
     assert access_of(sent).security() == Security(tls=False, token=TOKEN)
     assert not access_of(sent).is_drivers
     assert access_of(read()).security() is None
 
 
+class Tokens:
+    """A client that makes tokens."""
+
+    mechanism = "SCRAM-SHA-256"
+    failure: QuiverlogError | None = None
+    text = ""
+
+    def __init__(self) -> None:
+        self.made: list[float] = []
+
+    def who_am_i(self) -> Tokens:
+        return self
+
+    def create_token(self, lifetime_s: float) -> Tokens:
+        if self.failure is not None:
+            raise self.failure
+        self.made.append(lifetime_s)
+        self.text = f"token-{len(self.made)}"
+        return self
+
+
 def test_a_token_of_tasks_is_made_anew_at_half_of_its_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[float] = []
-
-    class Client:
-        mechanism = "SCRAM-SHA-256"
-
-        def who_am_i(self) -> Client:
-            return self
-
-        def create_token(self, lifetime_s: float) -> Client:
-            made.append(lifetime_s)
-            self.text = f"token-{len(made)}"
-            return self
-
-    client, now_s = Client(), 0.0
+    client, now_s = Tokens(), 0.0
     monkeypatch.setattr(pool, "_pool", pool._Pool())
     monkeypatch.setattr(pool, "client", lambda where: client)
     monkeypatch.setattr(pool.time, "monotonic", lambda: now_s)
@@ -313,7 +321,9 @@ def test_a_token_of_tasks_is_made_anew_at_half_of_its_life(monkeypatch: pytest.M
     assert pool.task_token(options) == first == Secret("token-1")
     now_s = 1_800.0
     assert pool.task_token(options) == Secret("token-2")
-    assert made == [3_600.0, 3_600.0]
+    assert client.made == [3_600.0, 3_600.0]
+    longer = read(user="alice", password="secret", tokenLifetime="2h")
+    assert pool.task_token(longer) == Secret("token-3"), "it must last longer"
     assert pool.task_token(read(tokenFile="t")) is None, "each task reads it"
     client.mechanism = ""
     now_s = 4_000.0
@@ -345,3 +355,41 @@ def test_clients_of_earlier_tokens_are_closed(monkeypatch: pytest.MonkeyPatch) -
     assert closed == [producer, made[1]]
     assert pool.client(own) is lasting, "of the driver's own credentials"
     assert pool.client(with_token(0)) is made[0]
+
+
+def test_tasks_keep_their_token_while_no_other_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, now_s = Tokens(), 0.0
+    monkeypatch.setattr(pool, "_pool", pool._Pool())
+    monkeypatch.setattr(pool, "client", lambda where: client)
+    monkeypatch.setattr(pool.time, "monotonic", lambda: now_s)
+    options = read(user="alice", password="secret", tokenLifetime="1h")
+    client.failure = PolicyViolation("user 'alice' has 1000 tokens.")
+    with pytest.raises(PolicyViolation):
+        pool.task_token(options)
+    client.failure = None
+    first = pool.task_token(options)
+    now_s, client.failure = 1_800.0, PolicyViolation("user 'alice' has 1000 tokens.")
+    assert pool.task_token(options) == first
+    client.failure = None
+    now_s = 1_979.0
+    assert pool.task_token(options) == first, "not at once for each micro-batch"
+    now_s = 1_980.0
+    assert pool.task_token(options) == Secret("token-2")
+    client.failure, now_s = ConnectionFailed("down"), 1_980.0 + 3_599.0
+    assert pool.task_token(options) == Secret("token-2")
+    now_s = 1_980.0 + 3_600.0
+    with pytest.raises(ConnectionFailed):
+        pool.task_token(options)
+
+
+def test_the_life_of_a_token_is_that_of_a_stream_or_a_job() -> None:
+    lives = {
+        use: parse_read_options(BASE, use).token_lifetime
+        for use in (Use.BATCH_READ, Use.STREAM_READ)
+    }
+    assert lives == {Use.BATCH_READ: 43_200.0, Use.STREAM_READ: 7_200.0}
+    lives = {
+        use: parse_write_options({"bootstrap.servers": "a:1", "topic": "t"}, use).token_lifetime
+        for use in (Use.BATCH_WRITE, Use.STREAM_WRITE)
+    }
+    assert lives == {Use.BATCH_WRITE: 43_200.0, Use.STREAM_WRITE: 7_200.0}
