@@ -28,6 +28,7 @@ BENCHMARKS = (
     "small_produce",
     "rights",
     "tls",
+    "logins",
     "idle_partitions",
     "churn",
     "cluster",

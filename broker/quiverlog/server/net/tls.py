@@ -1,8 +1,9 @@
 """TLS of the listeners: contexts, the watch over their files, handshakes as bounded tasks.
 
 A connection counts from accept(2) on. Until its first byte it costs a socket and a timer; then one
-of `RUNNING_MAX` handshakes, or a place in the queue for one. While others wait, one that has taken
-`CROWDED_S` is cut off: clients that stop within it keep no other out. A first byte of another
+of `RUNNING_MAX` handshakes, or a place in the queue for one. One begins in each turn of the loop:
+however many come at once, clients that are connected wait for few. While others wait, one that has
+taken `CROWDED_S` is cut off: clients that stop within it keep no other out. A first byte of another
 protocol gets one answer without TLS, so that a client from before TLS can report the reason; where
 TLS is not required it is served.
 """
@@ -255,7 +256,7 @@ class Handshakes:
         self._running: dict[_Shaking, None] = {}
         self._plain: set[asyncio.Task[Any]] = set()
         self._crowded: asyncio.TimerHandle | None = None
-        self._is_closed = False
+        self._is_due = self._is_closed = False
 
     def take(self, sock: socket.socket) -> None:
         """Begin with an accepted connection; never blocks, never raises."""
@@ -330,7 +331,7 @@ class Handshakes:
             task.add_done_callback(self._plain.discard)
             return
         self._queue.append(shaking)
-        self._go_on()
+        self._go_on_soon()
 
     async def _take_plain(self, shaking: _Shaking) -> None:
         protocol = self._make(shaking.place)
@@ -360,23 +361,32 @@ class Handshakes:
             self._end(shaking, "plain")
 
     # --- handshakes -----------------------------------------------------------------------------
+    def _go_on_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._go_on)
+
     def _go_on(self) -> None:
+        self._is_due = False
+        if not self._queue or self._is_closed:
+            return
         now_s = self._loop.time()
-        while self._queue and not self._is_closed:
-            if len(self._running) >= RUNNING_MAX:
-                oldest = next(iter(self._running))
-                assert oldest.task is not None
-                if now_s - oldest.began_s < CROWDED_S:
-                    if self._crowded is None or self._crowded.when() <= now_s:
-                        due_s = oldest.began_s + CROWDED_S
-                        self._crowded = self._loop.call_at(due_s, self._go_on)
-                    return
-                del self._running[oldest]
-                oldest.task.cancel()
-            shaking = self._queue.popleft()
-            shaking.began_s = now_s
-            self._running[shaking] = None
-            shaking.task = self._loop.create_task(self._shake(shaking))
+        if len(self._running) >= RUNNING_MAX:
+            oldest = next(iter(self._running))
+            assert oldest.task is not None
+            if now_s - oldest.began_s < CROWDED_S:
+                if self._crowded is None or self._crowded.when() <= now_s:
+                    due_s = oldest.began_s + CROWDED_S
+                    self._crowded = self._loop.call_at(due_s, self._go_on)
+                return
+            del self._running[oldest]
+            oldest.task.cancel()
+        shaking = self._queue.popleft()
+        shaking.began_s = now_s
+        self._running[shaking] = None
+        shaking.task = self._loop.create_task(self._shake(shaking))
+        # The loop polls in between: what connected clients have sent meanwhile comes first.
+        self._go_on_soon()
 
     async def _shake(self, shaking: _Shaking) -> None:
         protocol = self._make(shaking.place)
@@ -407,4 +417,4 @@ class Handshakes:
                 if why:
                     self._log.info("a TLS handshake failed", peer=shaking.peer, why=why)
                 self._end(shaking, "failed" if outcome == "done" else outcome)
-            self._go_on()
+            self._go_on_soon()

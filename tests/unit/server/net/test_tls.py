@@ -123,6 +123,39 @@ def test_clients_that_stop_within_a_handshake_make_room(files, monkeypatch):
     run(course())
 
 
+def test_of_handshakes_that_come_at_once_one_begins_in_a_turn(files, monkeypatch):
+    turn, begun = 0, []
+    shake = tls_module.Handshakes._shake
+
+    async def noted(self: Any, shaking: Any) -> None:
+        begun.append(turn)
+        await shake(self, shaking)
+
+    monkeypatch.setattr(tls_module.Handshakes, "_shake", noted)
+
+    async def course() -> None:
+        loop = asyncio.get_running_loop()
+
+        def count() -> None:
+            nonlocal turn
+            turn += 1
+            if len(begun) < 20:
+                loop.call_soon(count)
+
+        async with serving(tls=holder(files)) as server:
+            open_sockets = [await silent(server) for _ in range(20)]
+            await until(lambda: taken(server) == 20)
+            loop.call_soon(count)
+            for one in open_sockets:
+                one.sendall(b"\x16\x03")
+            await until(lambda: len(begun) == 20)
+            assert len(set(begun)) == 20
+            for one in open_sockets:
+                one.close()
+
+    run(course())
+
+
 def test_a_client_without_tls_gets_the_reason_in_a_frame_and_the_end(files):
     async def course() -> None:
         async with serving(tls=holder(files)) as server:
