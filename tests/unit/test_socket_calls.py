@@ -112,6 +112,10 @@ TABLE: Final[dict[str, dict[str, str]]] = {
             "unit/server/net/test_acceptor.py::"
             "test_a_protocol_that_cannot_be_made_costs_one_connection"
         ),
+        "socketpair": (
+            "unit/server/net/test_acceptor.py::"
+            "test_a_process_connects_to_its_own_broker_by_no_listener"
+        ),
         "setsockopt": GONE,
     },
     "broker/quiverlog/server/net/peer.py": {

@@ -23,7 +23,7 @@ from quiverlog.cli.console.spans import watch_option
 from quiverlog.cli.console.terminal import clear_screen
 
 if TYPE_CHECKING:
-    from quiverlog.cli.console.probes import Door, Seen
+    from quiverlog.cli.console.probes import Dial, Seen
     from quiverlog.client.client import Client
     from quiverlog.tls import ServerTls
 
@@ -110,8 +110,8 @@ def _look_at_topics(seen: Seen, client: Client) -> None:
     seen.not_raised.extend(unfinished_raises(seen.found, topics))
 
 
-def status_page(address: str, door: Door, tls: ServerTls | None, why_not_ready: str) -> str:
-    """Return the page of the broker at `address`, which `door` leads to; the others have `tls`."""
+def status_page(address: str, dial: Dial, tls: ServerTls | None, why_not_ready: str) -> str:
+    """Return the page of the broker at `address`, to which `dial` connects; others have `tls`."""
     from quiverlog.cli.console.probes import look_once
     from quiverlog.client.base.security import Security
     from quiverlog.client.client import Client
@@ -124,7 +124,7 @@ def status_page(address: str, door: Door, tls: ServerTls | None, why_not_ready: 
             ca_file=tls.client_ca_file, cert_file=tls.cert_file, key_file=tls.key_file
         )
     end_s = time.monotonic() + _PAGE_S
-    seen = look_once([address], end_s, security, door) if address else None
+    seen = look_once([address], end_s, security, dial) if address else None
     if seen is None:
         reason = why_not_ready or "it does not answer itself: its log may have the reason"
         return _page("not known", f"<p>This broker: {escape(reason)}.</p>")
@@ -141,7 +141,7 @@ def status_page(address: str, door: Door, tls: ServerTls | None, why_not_ready: 
                 request_timeout=_PAGE_S / 2,
                 security=security,
             )
-            page.driver.door = door
+            page.driver.dial = dial
             with contextlib.closing(page) as client:
                 _look_at_topics(seen, client)
     return _of_cluster(seen, why_not_ready)

@@ -33,7 +33,7 @@ _PAUSE_S: Final = 0.25
 _NAMED_MAX: Final = 8
 
 
-Door = Callable[[Address], Any] | None
+Dial = Callable[[Address], Any] | None
 
 
 class Probe(NamedTuple):
@@ -128,16 +128,16 @@ def look(bootstrap: str, timeout_s: float, *, wait_s: float = _ELECTION_S) -> Se
 
 
 def look_once(
-    given: Sequence[str], end_s: float, security: Security | None = None, door: Door = None
+    given: Sequence[str], end_s: float, security: Security | None = None, dial: Dial = None
 ) -> Seen | None:
     """Return the best of the answers until `end_s`; None: no given address answers.
 
     Args:
         security: None takes the command's.
-        door: `BlockingDriver.door`.
+        dial: `BlockingDriver.dial`.
     """
     # The rest of the time is for the brokers that these answers name.
-    probes = probe(given, (end_s - time.monotonic()) * _GIVEN_PART, security, door)
+    probes = probe(given, (end_s - time.monotonic()) * _GIVEN_PART, security, dial)
     best = _best(probes)
     if best is None:
         return None
@@ -186,7 +186,7 @@ def probe(
     addresses: Iterable[str],
     timeout_s: float,
     security: Security | None = None,
-    door: Door = None,
+    dial: Dial = None,
 ) -> list[Probe]:
     """Ask all addresses in parallel; return the probes in order. A late answer is a failure."""
     # Here: other threads have no context of the command.
@@ -198,7 +198,7 @@ def probe(
 
     def ask(address: str) -> None:
         with places:
-            answers[address] = _ask(address, limit_s, security, door)
+            answers[address] = _ask(address, limit_s, security, dial)
 
     # Daemons: a name lookup may block for longer than the command waits.
     threads = [threading.Thread(target=ask, args=(one,), daemon=True) for one in asked]
@@ -212,7 +212,7 @@ def probe(
     return [answers.get(one) or Probe(one, None, late) for one in asked]
 
 
-def _ask(address: str, timeout_s: float, security: Security | None, door: Door) -> Probe:
+def _ask(address: str, timeout_s: float, security: Security | None, dial: Dial) -> Probe:
     from quiverlog.client.admin.cluster import describe_cluster_at
     from quiverlog.client.client import Client
 
@@ -225,7 +225,7 @@ def _ask(address: str, timeout_s: float, security: Security | None, door: Door) 
             request_timeout=timeout_s,
             security=security,
         )
-        client.driver.door = door
+        client.driver.dial = dial
         try:
             found = client.run(describe_cluster_at(client.cluster, client.cluster.bootstrap[0]))
         finally:

@@ -19,7 +19,7 @@ from quiverlog.settings import Kind, Setting
 
 if TYPE_CHECKING:
     from quiverlog.server.config.config import BrokerConfig
-    from quiverlog.server.process.broker_server import Door
+    from quiverlog.server.net.listener import Dial
     from quiverlog.tls import ServerTls
 
 __all__ = ["broker"]
@@ -116,11 +116,11 @@ def _broker(
     return run_broker(config, read_config=reading, page=_page)
 
 
-def _page(address: str, door: Door, tls: ServerTls | None, why_not_ready: str) -> str:
+def _page(address: str, dial: Dial, tls: ServerTls | None, why_not_ready: str) -> str:
     # Imported at the first request.
     from quiverlog.cli.cluster.status import status_page
 
-    return status_page(address, door, tls, why_not_ready)
+    return status_page(address, dial, tls, why_not_ready)
 
 
 def _checked(config: BrokerConfig) -> int:

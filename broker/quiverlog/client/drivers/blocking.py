@@ -428,10 +428,10 @@ class BlockingReply:
 
 
 class BlockingDriver:
-    """`door`: returns a connection to an address that is not to be connected to."""
+    """`dial`: returns a connection to an address that is not to be connected to."""
 
     def __init__(self, settings: Settings) -> None:
-        self.door: Callable[[Address], socket.socket | None] | None = None
+        self.dial: Callable[[Address], socket.socket | None] | None = None
         self._settings = settings
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -644,7 +644,7 @@ class BlockingDriver:
                 connection = idle.pop() if idle else None
             if connection is None:
                 timeout_s = min(within_s, self._settings.connect_timeout_s)
-                plain = None if self.door is None else self.door(call.address)
+                plain = None if self.dial is None else self.dial(call.address)
                 return BlockingConnection(
                     call.address,
                     self._settings,

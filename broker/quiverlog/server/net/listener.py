@@ -12,7 +12,7 @@ import contextlib
 import errno
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from quiverlog.addresses import Address
 from quiverlog.errors import AddressInUse, TlsRequired
@@ -22,7 +22,15 @@ from quiverlog.server.net.tls import Handshakes, TlsHolder
 from quiverlog.server.observe.logs import Logger
 from quiverlog.wire.frames import encode_error
 
-__all__ = ["Acceptor", "EarlyPort", "Listeners", "begin_to_listen", "socket_address"]
+__all__ = [
+    "Acceptor",
+    "Dial",
+    "EarlyPort",
+    "Listeners",
+    "OwnConnections",
+    "begin_to_listen",
+    "socket_address",
+]
 
 
 _GONE: Final = frozenset(
@@ -162,6 +170,56 @@ class Listeners:
     def close(self) -> None:
         for acceptor in self._acceptors:
             acceptor.close()
+
+
+Dial: TypeAlias = "Callable[[Address], socket.socket | None]"
+"""Returns a connection to the address, if it is this broker's own; for other threads."""
+
+
+class OwnConnections:
+    """Connections of this process to its own broker, by no listener: one would ask for a login, a
+    certificate, or a name that resolves.
+
+    Args:
+        address: where the broker is for clients.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        address: Address,
+        make_protocol: Callable[[], asyncio.BaseProtocol],
+    ) -> None:
+        self._loop = loop
+        self._address = address
+        self._make_protocol = make_protocol
+        self._making: set[asyncio.Task[None]] = set()
+
+    def dial(self, address: Address) -> socket.socket | None:
+        """See `Dial`; also None where no descriptor is left."""
+        if address != self._address:
+            return None
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:
+            # The caller connects as others do then, and reports that failure in its own words.
+            return None
+        ours.setblocking(False)
+        self._loop.call_soon_threadsafe(self._begin, ours)
+        return theirs
+
+    def _begin(self, sock: socket.socket) -> None:
+        task = self._loop.create_task(self._make(sock))
+        self._making.add(task)
+        task.add_done_callback(self._making.discard)
+
+    async def _make(self, sock: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._make_protocol, sock)
+        except Exception as error:
+            sock.close()
+            context = {"message": "taking an own connection", "exception": error}
+            self._loop.call_exception_handler(context)
 
 
 _EARLY_BACKLOG: Final = 64

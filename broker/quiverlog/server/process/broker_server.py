@@ -27,7 +27,13 @@ from quiverlog.server.config.secret_file import SecretWatch, read_admin_file, re
 from quiverlog.server.net.clocks import monotonic_us, read_clocks
 from quiverlog.server.net.connection import ClientProtocol, ConnectionContext
 from quiverlog.server.net.connections import Connection, ConnectionLimits, ConnectionTable
-from quiverlog.server.net.listener import EarlyPort, Listeners, socket_address
+from quiverlog.server.net.listener import (
+    Dial,
+    EarlyPort,
+    Listeners,
+    OwnConnections,
+    socket_address,
+)
 from quiverlog.server.net.memory import Holder, MemoryBudget
 from quiverlog.server.net.places import Place, PlaceLimits
 from quiverlog.server.net.replies import path_hider
@@ -53,15 +59,13 @@ if TYPE_CHECKING:
     from quiverlog.server.http import HttpServer
     from quiverlog.server.observe.metrics_text import MetricsExporter
 
-__all__ = ["BrokerServer", "Door", "Page", "connection_limits", "node_config"]
+__all__ = ["BrokerServer", "Page", "connection_limits", "node_config"]
 
 
 _PROOF_REQUIRED: Final = {"auto": None, "true": True, "false": False}
 
 
-Door = Callable[[Address], socket.socket | None]
-"""Returns a new connection to the address, if it is this broker's own; for other threads."""
-Page = Callable[[str, Door, ServerTls | None, str], str]
+Page = Callable[[str, Dial, ServerTls | None, str], str]
 
 
 def node_config(
@@ -171,8 +175,8 @@ class BrokerServer:
     Args:
         advertised: the address that METADATA returns at each listener.
         page: makes the page at `/` of the HTTP port, from this broker's own address (empty: it
-            takes no clients yet), the door to it, the TLS of its clients and the reason why it
-            takes none; called in a thread.
+            takes no clients yet), what connects to it, the TLS of its clients and the reason why
+            it takes none; called in a thread.
 
     Raises:
         InvalidConfig: the process may open too few files, or cannot read the cluster's secret, or a
@@ -235,8 +239,8 @@ class BrokerServer:
         self._collector = Collector(lambda: self._metrics.bytes_in)
         self._rates = RecentRates()
         self._addresses = ("", "off")
-        self._own: set[asyncio.Task[Any]] = set()
-        """Connections to itself that are being made."""
+        own = advertised[LISTENER_DEFAULT]
+        self._own = OwnConnections(self._loop, own, self._own_protocol)
         self._state = "recovering"
 
     def _plan_descriptors(self, config: BrokerConfig) -> DescriptorPlan:
@@ -370,30 +374,19 @@ class BrokerServer:
         await server.start(sock, self._tls.get(HTTP))
         return server
 
-    def _to_ask(self) -> tuple[str, Door, ServerTls | None]:
-        """Return this broker's address for clients, the door to it, and the TLS of others."""
+    def _to_ask(self) -> tuple[str, Dial, ServerTls | None]:
+        """Return this broker's address for clients, what connects to it, and the TLS of others."""
         tls = self._config.listeners_tls.get(LISTENER_DEFAULT)
         if tls is not None and not tls.client_ca_file:
             between = self._config.listeners_tls.get(self._config.inter_broker_listener)
             tls = tls._replace(client_ca_file=between.client_ca_file if between else "")
         address = str(self._advertised[LISTENER_DEFAULT]) if self._addresses[0] else ""
-        return address, self._door, tls
+        return address, self._own.dial, tls
 
-    def _door(self, address: Address) -> socket.socket | None:
-        # Not by a listener: it would ask for a login, a certificate, or a name that resolves.
-        if address != self._advertised[LISTENER_DEFAULT]:
-            return None
-        ours, theirs = socket.socketpair()
-        self._loop.call_soon_threadsafe(self._take_own, ours)
-        return theirs
-
-    def _take_own(self, sock: socket.socket) -> None:
-        assert self._runner is not None
-        sock.setblocking(False)
-        context = self._connection_context(self._runner)._replace(is_own=True, local_reads=False)
-        taking = self._loop.connect_accepted_socket(lambda: ClientProtocol(context), sock)
-        self._own.add(task := self._loop.create_task(taking))
-        task.add_done_callback(self._own.discard)
+    def _own_protocol(self) -> ClientProtocol:
+        assert self._runner is not None, "the address is told once there are clients"
+        context = self._connection_context(self._runner)
+        return ClientProtocol(context._replace(is_own=True, local_reads=False))
 
     def _connection_context(self, runner: NodeRunner) -> ConnectionContext:
         data_dir = self._config.data_dir

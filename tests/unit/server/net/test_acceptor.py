@@ -12,7 +12,8 @@ from unittest import mock
 import pytest
 import uvloop
 
-from quiverlog.server.net.listener import Acceptor
+from quiverlog.addresses import Address
+from quiverlog.server.net.listener import Acceptor, OwnConnections
 from tests.support.ends import reset
 
 FAILURES = [
@@ -110,6 +111,39 @@ async def test_a_protocol_that_cannot_be_made_costs_one_connection() -> None:
         assert await greeted(sock.getsockname()) == b"!"
         await end(acceptor)
     assert [type(context["exception"]) for context in seen] == [ZeroDivisionError]
+
+
+OWN = Address("broker.example", 9292)
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_a_process_connects_to_its_own_broker_by_no_listener(loop: Any) -> None:
+    async def course() -> None:
+        own = OwnConnections(asyncio.get_running_loop(), OWN, Greeter)
+        assert own.dial(Address("other.example", 9292)) is None
+        with mock.patch.object(socket, "socketpair", side_effect=OSError(errno.EMFILE, "none")):
+            assert own.dial(OWN) is None
+        assert await asyncio.to_thread(said_to, own) == b"!"
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(course())
+
+
+async def test_an_own_connection_that_cannot_be_made_ends() -> None:
+    seen: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: seen.append(context))
+    own = OwnConnections(loop, OWN, mock.Mock(side_effect=ZeroDivisionError("a bug")))
+    assert await asyncio.to_thread(said_to, own) == b""
+    assert [type(context["exception"]) for context in seen] == [ZeroDivisionError]
+
+
+def said_to(own: OwnConnections) -> bytes:
+    made = own.dial(OWN)
+    assert made is not None
+    with made:
+        made.settimeout(10)
+        return made.recv(1)
 
 
 class Counted(asyncio.Protocol):
