@@ -11,6 +11,7 @@ logged in has a credential that counts now. All refusals look alike from outside
 from __future__ import annotations
 
 import heapq
+import hmac
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -303,7 +304,10 @@ class Logins:
             SCRAM_SHA_256 if is_token else mechanism,
             self._of_token if is_token else partial(self._of_user, mechanism),
             nonce_of(self._entropy),
-            fake_key=self._view.image.security_key or self._fake_key,
+            # One for each mechanism: the salts of a name that exists differ between them.
+            fake_key=hmac.digest(
+                self._view.image.security_key or self._fake_key, mechanism.encode(), "sha256"
+            ),
             iterations=SCRAM_ITERATIONS_DEFAULT,
         )
 

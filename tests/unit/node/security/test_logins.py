@@ -440,6 +440,17 @@ def test_a_salt_of_a_name_that_does_not_exist_stays(node: NodeDriver) -> None:
     assert len(salts) == 1
 
 
+@pytest.mark.parametrize("name", ["alice", "mallory"])
+def test_no_name_has_one_salt_for_all_mechanisms(node: NodeDriver, name: str) -> None:
+    """That of one which exists has another salt where it has no credential."""
+    salts = set()
+    for connection, mechanism in enumerate((SCRAM_SHA_256, SCRAM_SHA_512, TOKEN), 20):
+        connect(node, connection)
+        first = f"n,,n={name},r={'x' * 24}".encode()
+        salts.add(step(node, mechanism, first, connection).data.partition(b",s=")[2])
+    assert len(salts) == 3
+
+
 def test_a_broker_that_stops_takes_no_login(node: NodeDriver) -> None:
     connect(node, OTHER)
     node.hold_jobs = True
