@@ -29,7 +29,7 @@ RIGHTS_BUGS: Final[tuple[Bug, ...]] = (
         "core.controller.image:Image.snapshot_records",
         "for number, rule in self.rules.rules.items())",
         "for number, rule in self.rules.rules.items() if rule.allows)",
-        seed=3,
+        seed=1,
         shape={**_RESTARTED, "buggy_everywhere": False},
     ),
     make_bug(
@@ -44,6 +44,14 @@ RIGHTS_BUGS: Final[tuple[Bug, ...]] = (
         "core.security.quotas:change",
         "old if new == UNCHANGED else new",
         "0 if new == UNCHANGED else new",
+        seed=5,
+        shape={**_SPIED, "buggy_everywhere": True},
+    ),
+    make_bug(
+        "read rows are charged, and the reader is not muted",
+        "node.security.quotas:Quotas._charge",
+        "self._beyond[connection_id] = None",
+        "pass",
         shape={**_SPIED, "buggy_everywhere": True},
     ),
     make_bug(
@@ -51,6 +59,7 @@ RIGHTS_BUGS: Final[tuple[Bug, ...]] = (
         f"{_RIGHTS}:Decisions.look",
         "or rules.version != self._version",
         "",
+        seed=1,
         shape=_SPIED,
     ),
     make_bug(

@@ -8,6 +8,8 @@ Owns these promises, by a model of ten lines of its own:
 2. a parked fetch whose right has ended is answered in the call that brings the rules.
 3. rules that were confirmed are in the controller's metadata at the end, and those whose removal
    was confirmed are not; quotas are there as they were confirmed last.
+4. while a spy has a quota at a node, it gets as many bytes as that promises, and one answer more of
+   each connection.
 
 Spies do not log in: their connections have names. All other clients are super users.
 """
@@ -20,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quiverlog.client.admin.rules import AccessRule
 from quiverlog.core.controller.internal_topics import is_internal
+from quiverlog.core.security import quotas
 from quiverlog.core.security.acls import Rule
 from quiverlog.core.security.principals import Principal, of_user
 from quiverlog.core.security.quotas import Owner, Quota
 from quiverlog.errors import FeatureNotFinalised, NotAuthorized, QuiverlogError
-from quiverlog.limits import QUOTA_BYTES_MIN
 from quiverlog.node.apis.fetch import FetchWaiter
 from quiverlog.node.runtime.outbox import Outbox
 from quiverlog.types import LATEST, Operation, QuotaKind
@@ -50,6 +52,8 @@ _PAUSE_US: Final = 60_000
 _KEPT_MAX: Final = 12
 _QUOTAS: Final = (("user", "alice"), ("user", "bob"), ("client-id", "app"), ("default", ""))
 _LIMITS: Final = ("bytes_in", "bytes_out", "connections")
+_RATE: Final = 1_000
+"""So little that spies are held up."""
 
 
 def principal_of(client_name: str) -> Principal | None:
@@ -76,17 +80,27 @@ def allowed(rules: Mapping[int, Rule], who: str, operation: Operation, name: str
     return not is_denied and any(rule.allows and rule.operation in enough for rule in about)
 
 
+class _Received:
+    """What a node gave to one user since its quota there is `rate`; 0: it has none."""
+
+    def __init__(self, rate: int, since_us: int) -> None:
+        self.rate, self.since_us = rate, since_us
+        self.total = self.largest = 0
+        self.connections: set[int] = set()
+
+
 class RightsOracle:
     """Looks at what nodes answer to spies."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._found: list[str] = []
+        self._received: dict[tuple[int, int, str], _Received] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Judge each answer when the node makes it: later in the same call rules may change."""
-        respond = Outbox.respond
+        respond, bytes_min = Outbox.respond, quotas.QUOTA_BYTES_MIN
 
         def watched(
             outbox: Outbox, connection_id: int, correlation_id: int, response: m.Response,
@@ -98,10 +112,12 @@ class RightsOracle:
                     self._look(host, connection_id, response)
 
         Outbox.respond = watched  # type: ignore[method-assign]
+        quotas.QUOTA_BYTES_MIN = _RATE  # type: ignore[misc]
         try:
             yield
         finally:
             Outbox.respond = respond  # type: ignore[method-assign]
+            quotas.QUOTA_BYTES_MIN = bytes_min  # type: ignore[misc]
 
     def _look(self, host: ClusterHost, connection_id: int, response: m.Response) -> None:
         name = host.client_name(connection_id)
@@ -113,6 +129,7 @@ class RightsOracle:
                 operation = Operation.DESCRIBE if one.error_code else Operation.READ
                 self._judge(host, who, operation, one.topic_id, one.error_code)
                 self._cluster.world.events["rows for spies"] += one.batch_bytes > 0
+            self._measure(host, connection_id, who, sum(p.batch_bytes for p in response.partitions))
         elif isinstance(response, m.ListOffsetsResponse):
             for entry in response.partitions:
                 self._judge(host, who, Operation.DESCRIBE, entry.topic_id, entry.error_code)
@@ -138,6 +155,22 @@ class RightsOracle:
             self._found.append(
                 f"{host.name} at version {image.version} lets {who} {operation.label} {name}"
             )
+
+    def _measure(self, host: ClusterHost, connection_id: int, who: str, size: int) -> None:
+        """Promise 4."""
+        assert host.node is not None
+        quota = host.node.broker.view.image.quotas.get(Owner(QuotaKind.USER, who))
+        rate = 0 if quota is None else quota.bytes_out
+        key = (host.node_id, host.life, who)
+        found = self._received.get(key)
+        if found is None or found.rate != rate:
+            found = self._received[key] = _Received(rate, host.now.mono_us)
+        found.connections.add(connection_id)
+        found.largest = max(found.largest, size)
+        may_be = rate * (host.now.mono_us - found.since_us + 1_000_000) // 1_000_000
+        if rate and found.total > may_be + found.largest * len(found.connections):
+            self._found.append(f"{host.name} gives {who} {found.total} bytes, not {may_be}")
+        found.total += size
 
     def look(self, host: ClusterHost) -> None:
         """Code of this node has run. Raise Violation for what was found; also promise 2."""
@@ -255,7 +288,7 @@ class RulesKeeper(Program):
         # The default's bytes are those of super users, too, which have work to do.
         limits = _LIMITS[2:] if owner[0] == "default" else _LIMITS
         asked = {
-            one: self.rng.choice((0, QUOTA_BYTES_MIN, 2 * QUOTA_BYTES_MIN))
+            one: self.rng.choice((0, _RATE, 2 * _RATE))
             for one in self.rng.sample(limits, self.rng.randrange(1, len(limits) + 1))
         }
         await self.client().set_quota(*owner, **asked)

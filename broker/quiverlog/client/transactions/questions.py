@@ -28,6 +28,7 @@ from quiverlog.errors import (
     InvalidRequest,
     NotLeader,
     QuiverlogError,
+    QuotaExceeded,
     SequenceTaken,
     SequenceTooOld,
     StagedRowsLost,
@@ -86,6 +87,7 @@ _REFUSED: Final = (
     FeatureNotFinalised,
     InvalidRequest,
     NotLeader,
+    QuotaExceeded,
     SequenceTaken,
     SequenceTooOld,
     StagedRowsLost,
@@ -210,7 +212,7 @@ def commit_transaction(
         was_unknown, is_unknown = is_unknown, True
         try:
             reply = yield from _reply(cluster, place, asked, asked.timeout_ms / 1000)
-        except ConnectionFailed:  # It was not sent.
+        except (ConnectionFailed, QuotaExceeded):  # It was not sent.
             is_unknown = was_unknown
             raise
         try:
