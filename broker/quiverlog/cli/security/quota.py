@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -13,6 +12,8 @@ from quiverlog.cli.console.options import (
     INT64_MAX,
     Rate,
     bootstrap_option,
+    complete_users,
+    completed,
     debug_option,
     format_option,
     open_client,
@@ -45,29 +46,12 @@ class _Owner(NamedTuple):
         return f"{self.kind} {self.name}".strip()
 
 
-def _complete(
-    ctx: click.Context, incomplete: str, names_of: Callable[[Client], list[str]]
-) -> list[str]:
-    from quiverlog.addresses import BOOTSTRAP_DEFAULT
-
-    with contextlib.suppress(Exception):  # An error would be printed into the user's line.
-        bootstrap = ctx.params.get("bootstrap") or BOOTSTRAP_DEFAULT
-        with open_client(bootstrap, timeout_s=1.0) as client:
-            return sorted(name for name in names_of(client) if name.startswith(incomplete))
-    return []
-
-
-def _complete_users(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    return _complete(ctx, incomplete, lambda client: [one.name for one in client.list_users()])
-
-
 def _complete_clients(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    kind = QuotaKind.CLIENT_ID.label
-    return _complete(
-        ctx,
-        incomplete,
-        lambda client: [one.name for one in client.list_quotas() if one.kind == kind],
-    )
+    def known(client: Client) -> Iterator[str]:
+        kind = QuotaKind.CLIENT_ID.label
+        return (one.name for one in client.list_quotas() if one.kind == kind)
+
+    return completed(ctx, incomplete, known)
 
 
 def _owner_options(command: _Command) -> _Command:
@@ -79,7 +63,7 @@ def _owner_options(command: _Command) -> _Command:
         help="All connections under this client id, of users without a quota.",
     )(command)  # fmt: skip
     return click.option(
-        "--user", metavar="USER", shell_complete=_complete_users,
+        "--user", metavar="USER", shell_complete=complete_users,
         help="All connections of this user.",
     )(command)  # fmt: skip
 

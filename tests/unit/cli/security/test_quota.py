@@ -101,6 +101,5 @@ def test_names_are_completed(broker: ScriptedBroker, quota: Typed) -> None:
         quota("set", "--client-id", name, "--connections", "5")
     parameter = commands.quota.commands["set"].params[0]  # type: ignore[attr-defined]
     assert commands._complete_clients(context, parameter, "app") == ["app-1", "app-2"]
-    assert commands._complete_users(context, parameter, "") == []
     context.params = {"bootstrap": "127.0.0.1:1"}
     assert commands._complete_clients(context, parameter, "app") == []
