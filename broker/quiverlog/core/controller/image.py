@@ -71,6 +71,8 @@ class Image:
     metadata log sets, and holds for topics without a value of their own."""
 
     __slots__ = (
+        "_new_tokens",
+        "_new_users",
         "broker_configs",
         "brokers",
         "cluster_number",
@@ -122,6 +124,9 @@ class Image:
         # By name and by id. Both are replaced, never changed, as above.
         self.users: Mapping[str, UserRecord] = {}
         self.tokens: Mapping[str, TokenRecord] = {}
+        # Of the entry that is replayed: a snapshot has thousands of them.
+        self._new_users: dict[str, UserRecord] | None = None
+        self._new_tokens: dict[str, TokenRecord] | None = None
         # Files under these topic ids are garbage; oldest first.
         self.removed_topic_ids: dict[bytes, None] = {}
         self.rules = RuleSet()
@@ -166,6 +171,7 @@ class Image:
         assert not self.frozen, "another thread reads the image"
         assert records, "an entry is at least one record"
         after = self.version + 1 if version is None else version
+        self._new_users = self._new_tokens = None
         for record in records:
             self.replay(record)
         if version is not None:
@@ -271,15 +277,28 @@ class Image:
                 self.security_key = record.key
             case UserRecord():
                 assert record.name, "a user has a name"
-                self.users = {**self.users, record.name: record}
+                self._users_to_change()[record.name] = record
             case RemoveUserRecord(name):
-                self.users = {n: one for n, one in self.users.items() if n != name}
-                if any(one.owner == name for one in self.tokens.values()):
-                    self.tokens = {i: one for i, one in self.tokens.items() if one.owner != name}
+                self._users_to_change().pop(name, None)
+                for token_id in [i for i, one in self.tokens.items() if one.owner == name]:
+                    del self._tokens_to_change()[token_id]
             case TokenRecord():
-                others = {i: one for i, one in self.tokens.items() if i != record.token_id}
-                is_ended = not record.expires_us
-                self.tokens = others if is_ended else {**others, record.token_id: record}
+                tokens = self._tokens_to_change()
+                tokens.pop(record.token_id, None)
+                if record.expires_us:  # Else it has ended.
+                    tokens[record.token_id] = record
+
+    def _users_to_change(self) -> dict[str, UserRecord]:
+        if self._new_users is None:
+            self.users = self._new_users = dict(self.users)
+        assert self.users is self._new_users, "copied once in an entry"
+        return self._new_users
+
+    def _tokens_to_change(self) -> dict[str, TokenRecord]:
+        if self._new_tokens is None:
+            self.tokens = self._new_tokens = dict(self.tokens)
+        assert self.tokens is self._new_tokens, "copied once in an entry"
+        return self._new_tokens
 
     def _remove_broker(self, record: UnregisterBrokerRecord) -> None:
         gone = self.brokers.pop(record.node_id)

@@ -10,7 +10,6 @@ change; a rule's number is never used again.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, NamedTuple
@@ -145,13 +144,15 @@ class RuleSet:
         self._literals: dict[tuple[str, int, str], dict[int, Rule]] = {}
         self._prefixes: dict[tuple[str, int, str], dict[int, Rule]] = {}
         # How long the prefixes of (principal, kind) are.
-        self._lengths: dict[tuple[str, int], Counter[int]] = {}
+        self._lengths: dict[tuple[str, int], dict[int, int]] = {}
 
     def copy(self) -> RuleSet:
         made = RuleSet()
-        for number, rule in self.rules.items():
-            made.add(number, rule)
+        made.rules, made.networks = dict(self.rules), dict(self.networks)
         made.next_id, made.version = self.next_id, self.version
+        made._literals = {key: dict(one) for key, one in self._literals.items()}
+        made._prefixes = {key: dict(one) for key, one in self._prefixes.items()}
+        made._lengths = {key: dict(one) for key, one in self._lengths.items()}
         return made
 
     def add(self, number: int, rule: Rule) -> None:
@@ -165,8 +166,8 @@ class RuleSet:
         table = self._prefixes if rule.is_prefix else self._literals
         table.setdefault((rule.principal, rule.kind, rule.name), {})[number] = rule
         if rule.is_prefix:
-            lengths = self._lengths.setdefault((rule.principal, rule.kind), Counter())
-            lengths[len(rule.name)] += 1
+            lengths = self._lengths.setdefault((rule.principal, rule.kind), {})
+            lengths[len(rule.name)] = lengths.get(len(rule.name), 0) + 1
 
     def remove(self, number: int) -> None:
         rule = self.rules.pop(number)
@@ -249,14 +250,24 @@ class RuleSet:
 
     def allows_some(self, caller: Caller, operation: Operation, kind: ResourceKind) -> bool:
         """Return whether there may be a resource of this kind with which the caller may do it."""
-        denies: list[Rule] = []
+        names, denied = caller.names, set[str]()
+        beginnings: set[str] = set()
         allows: list[Rule] = []
         for number, rule in self.rules.items():
-            if rule.kind != kind or rule.principal not in caller.names:
+            if rule.kind != kind or rule.principal not in names:
                 continue
-            if rule.concerns(operation) and self._holds(number, rule, caller):
-                (allows if rule.allows else denies).append(rule)
-        return any(not any(_covers(deny, allow) for deny in denies) for allow in allows)
+            if not rule.concerns(operation) or not self._holds(number, rule, caller):
+                continue
+            if rule.allows:
+                allows.append(rule)
+            else:
+                (beginnings if rule.is_prefix else denied).add(rule.name)
+        lengths = {len(one) for one in beginnings}
+        return any(
+            (one.is_prefix or one.name not in denied)
+            and not any(one.name[:length] in beginnings for length in lengths)
+            for one in allows
+        )
 
     def _holds(self, number: int, rule: Rule, caller: Caller) -> bool:
         network = self.networks.get(number)
@@ -273,13 +284,6 @@ class RuleSet:
             for length in self._lengths.get((principal, kind), ()):
                 if length <= len(name):
                     yield from self._prefixes.get((principal, kind, name[:length]), {}).items()
-
-
-def _covers(deny: Rule, allow: Rule) -> bool:
-    """True if `deny` is about every resource that `allow` is about."""
-    if deny.is_prefix:
-        return allow.name.startswith(deny.name)
-    return not allow.is_prefix and allow.name == deny.name
 
 
 def address_of(host: str) -> IpAddress | None:

@@ -48,16 +48,20 @@ def no_topic_id(topic_id: bytes) -> UnknownTopicId:
     return UnknownTopicId(f"there is no topic with id {topic_id[:16].hex()}.")
 
 
+_SOME_CACHED_MAX: Final = 1_000
+
+
 class Decisions:
     """What was decided, of all callers, since the rules changed last."""
 
-    __slots__ = ("_count", "_known", "_rules", "_version", "_view", "changes")
+    __slots__ = ("_count", "_known", "_rules", "_some", "_version", "_view", "changes")
 
     def __init__(self, view: MetadataView) -> None:
         self._view = view
         self._rules: RuleSet | None = None
         self._version = 0
         self._known: dict[Caller, dict[tuple[int, int, str], Decision]] = {}
+        self._some: dict[tuple[Caller, Operation, ResourceKind], bool] = {}
         self._count = 0
         self.changes = 0
         """Grows with every change of the rules that a decision has seen."""
@@ -73,6 +77,7 @@ class Decisions:
 
     def _forget(self) -> None:
         self._known = {}
+        self._some = {}
         self._count = 0
         assert self._rules is not None, "rules are looked up before they are forgotten"
 
@@ -101,7 +106,19 @@ class Decisions:
         return found
 
     def allows_some(self, caller: Caller, operation: Operation, kind: ResourceKind) -> bool:
-        return self._view.image.rules.allows_some(caller, operation, kind)
+        self.look()
+        rules = self._rules
+        assert rules is not None
+        if not rules.networks:
+            caller = Caller(caller.principal)
+        # All rules are looked at: once for a caller, until they change.
+        key = (caller, operation, kind)
+        found = self._some.get(key)
+        if found is None:
+            if len(self._some) >= _SOME_CACHED_MAX:
+                self._some = {}
+            found = self._some[key] = rules.allows_some(caller, operation, kind)
+        return found
 
 
 class Rights:

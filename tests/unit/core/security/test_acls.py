@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from ipaddress import ip_address, ip_network
 
 import pytest
@@ -78,7 +79,10 @@ def changed(rules: RuleSet, changes: list[Rule | int]) -> None:
 
 
 def built_anew(rules: RuleSet) -> RuleSet:
-    return rules.copy()
+    made = RuleSet()
+    for number, one in rules.rules.items():
+        made.add(number, one)
+    return made
 
 
 def tables(rules: RuleSet) -> tuple[object, ...]:
@@ -104,6 +108,57 @@ def test_the_index_is_that_of_the_rules_however_they_came_and_went(
     rules = RuleSet()
     changed(rules, changes)
     assert tables(rules) == tables(built_anew(rules))
+
+
+@given(CHANGES, CHANGES)
+def test_a_copy_is_the_same_and_changes_alone(
+    changes: list[Rule | int], more: list[Rule | int]
+) -> None:
+    rules = RuleSet()
+    changed(rules, changes)
+    copied = rules.copy()
+    assert tables(copied) == tables(rules)
+    assert (copied.next_id, copied.version) == (rules.next_id, rules.version)
+    before = tables(built_anew(rules))
+    changed(copied, more)
+    assert tables(rules) == before
+    assert tables(copied) == tables(built_anew(copied))
+
+
+@given(CHANGES, CALLERS, st.sampled_from((Op.READ, Op.WRITE, Op.DELETE)))
+def test_some_resource_is_allowed_unless_denies_cover_each_allow(
+    changes: list[Rule | int], caller: Caller, op: Op
+) -> None:
+    rules = RuleSet()
+    changed(rules, changes)
+    mine = [
+        one
+        for one in rules.rules.values()
+        if one.kind == Kind.TOPIC and one.principal in caller.names
+        if one.concerns(op) and lies_in(caller, one)
+    ]
+    denies = [one for one in mine if not one.allows]
+
+    def is_covered(allowed: Rule) -> bool:
+        return any(
+            allowed.name.startswith(one.name)
+            if one.is_prefix
+            else not allowed.is_prefix and one.name == allowed.name
+            for one in denies
+        )
+
+    expected = any(one.allows and not is_covered(one) for one in mine)
+    assert rules.allows_some(caller, op, Kind.TOPIC) is expected
+
+
+def test_many_rules_are_copied_and_asked_about_quickly() -> None:
+    rules = RuleSet()
+    for number in range(1, 10_001):
+        name = f"topic-{number // 2 + number % 2:05}"
+        rules.add(number, Rule("*", number % 2 == 0, Op.WRITE, Kind.TOPIC, name, True))
+    began = time.process_time()
+    assert not rules.allows_some(ALICE, Op.WRITE, Kind.TOPIC)
+    assert time.process_time() - began < 1.0, "not each deny for each allow"
 
 
 @given(CHANGES, CALLERS, st.sampled_from((Op.READ, Op.WRITE, Op.DELETE)))

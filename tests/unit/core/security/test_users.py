@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from quiverlog.core.controller.image import Image
@@ -342,3 +344,30 @@ def test_no_repr_of_a_record_has_a_key() -> None:
         for secret in (KEY, kept[3], kept[4]):
             assert repr(secret)[2:-1] not in text
         assert "0123456789" not in text
+
+
+# --- many of them -------------------------------------------------------------------------------
+def test_a_snapshot_of_many_users_and_tokens_is_replayed_quickly() -> None:
+    names = [f"u{number}" for number in range(10_000)]
+    records: list[Record] = [UserRecord(name, NOW_US, (credential(1),)) for name in names]
+    records += [
+        TokenRecord(f"{n:024}", name, 1, NOW_US, credential(2)) for n, name in enumerate(names)
+    ]
+    began = time.process_time()
+    image = image_of(*records)
+    assert time.process_time() - began < 1.0, "the tables are copied once"
+    assert len(image.users) == len(image.tokens) == 10_000
+
+
+def test_tables_are_replaced_by_each_entry_and_never_changed() -> None:
+    image = image_of()
+    create(image, "alice")
+    add_token(image, "a" * 24, "alice")
+    before = image.users, image.tokens
+    create(image, "bob")
+    assert image.users is not before[0]
+    assert image.tokens is before[1], "a reader sees that nothing of it has changed"
+    add_token(image, "b" * 24, "bob")
+    apply(image, users.delete_user(image, "alice"))
+    assert (set(before[0]), set(before[1])) == ({"alice"}, {"a" * 24})
+    assert (set(image.users), set(image.tokens)) == ({"bob"}, {"b" * 24})
