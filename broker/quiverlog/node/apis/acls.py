@@ -62,6 +62,7 @@ def handle_alter_acls(broker: Broker, call: Call) -> Steps:
     records = yield from decided(broker, call, partial(_decide, broker, request, numbers))
     if records and not request.validate_only:
         yield broker.metadata.proposal(records, call.now)
+        call.is_committed = True
         broker.outbox.log("info", "rules changed", count=len(records))
         yield broker.membership.registrar.everywhere(call.now)
     return AlterAclsResponse(metadata_version=broker.metadata.image.version, numbers=numbers)
@@ -154,6 +155,7 @@ def handle_alter_quotas(broker: Broker, call: Call) -> Steps:
     records = yield from decided(broker, call, partial(_decide_quotas, broker, request))
     if records and not request.validate_only:
         yield broker.metadata.proposal(records, call.now)
+        call.is_committed = True
         broker.outbox.log("info", "quotas changed", count=len(records))
         yield broker.membership.registrar.everywhere(call.now)
     return AlterQuotasResponse(metadata_version=broker.metadata.image.version)

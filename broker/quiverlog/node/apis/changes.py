@@ -5,14 +5,18 @@ Names alone: never a value. A request that only asks, or only validates, is not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Final
 
-from quiverlog.errors import NotAuthorized, QuiverlogError, error_class
+from msgspec.structs import astuple
+
+from quiverlog.core.security.acls import Rule
+from quiverlog.errors import NotAuthorized, QuiverlogError, StorageFault, error_class
 from quiverlog.limits import USER_NAME_CHARS_MAX
 from quiverlog.node.broker import Broker
 from quiverlog.node.runtime.tasks import Call, Steps
-from quiverlog.node.security.audit import DENIED, OK, TOKEN_CHARS_SHOWN
+from quiverlog.node.security.audit import OK, TOKEN_CHARS_SHOWN
 from quiverlog.node.security.needs import NEEDS
 from quiverlog.types import Operation, QuotaKind, ResourceKind
 from quiverlog.wire import messages as m
@@ -95,11 +99,14 @@ def _level(_broker: Broker, request: m.Request, _response: m.Response | None) ->
     yield f"feature level {request.level}", 0
 
 
-def _rules(_broker: Broker, request: m.Request, response: m.Response | None) -> Iterator[_Change]:
+def _rules(broker: Broker, request: m.Request, response: m.Response | None) -> Iterator[_Change]:
     assert isinstance(request, AlterAclsRequest)
     numbers = response.numbers if isinstance(response, AlterAclsResponse) else []
     for place, one in enumerate(request.additions):
-        number = numbers[place] if place < len(numbers) else 0
+        if place < len(numbers):
+            number = numbers[place]
+        else:  # The request has failed, maybe after the rule was made.
+            number = broker.view.image.rules.number_of(Rule(*astuple(one)))
         effect = "allow" if one.allows else "deny"
         name = f"{one.name}{'*' if one.is_prefix else ''}"
         where = f" from {one.network}" if one.network else ""
@@ -159,6 +166,11 @@ CHANGES: Final[dict[type[m.Request], _Changes]] = {
 """The requests that change metadata, or take rows away."""
 
 
+_LINES_PER_STEP: Final = 64
+_FAILED_SHOWN_MAX: Final = 100
+"""Of a request; the others are counted: clients choose what is not there."""
+
+
 def audited(broker: Broker, call: Call, steps: Steps) -> Steps:
     """Record what a request changed, however it ends."""
     request = call.request
@@ -169,11 +181,18 @@ def audited(broker: Broker, call: Call, steps: Steps) -> Steps:
         response = yield from steps
     except NotAuthorized:
         raise  # It was recorded as denied.
-    except QuiverlogError as error:
-        _record(broker, call, caller, None, error.code_name())
+    except Exception as error:
+        result = OK if call.is_committed else _code_name(error)
+        yield from _record(broker, call, caller, None, result)
         raise
-    _record(broker, call, caller, response, OK)
+    yield from _record(broker, call, caller, response, OK)
     return response
+
+
+def _code_name(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return StorageFault.code_name()
+    return error.code_name() if isinstance(error, QuiverlogError) else QuiverlogError.code_name()
 
 
 def _record(
@@ -182,12 +201,23 @@ def _record(
     caller: Mapping[str, object],
     response: m.Response | None,
     result: str,
-) -> None:
+) -> Generator[None, object, None]:
     api = call.request.API
     operation = NEEDS[api].operation.label
-    for resource, code in CHANGES[type(call.request)](broker, call.request, response):
+    shown = 0
+    more: Counter[str] = Counter()
+    changes = CHANGES[type(call.request)](broker, call.request, response)
+    for number, (resource, code) in enumerate(changes, 1):
+        if number % _LINES_PER_STEP == 0:
+            yield
         if code == NotAuthorized.code:
-            found = DENIED
-        else:
-            found = error_class(code).code_name() if code else result
+            continue  # It was recorded as denied.
+        found = error_class(code).code_name() if code else result
+        if found != OK and shown >= _FAILED_SHOWN_MAX:
+            more[found] += 1
+            continue
+        shown += found != OK
         broker.audit.changed(caller, api, operation, resource, found)
+    assert shown <= _FAILED_SHOWN_MAX
+    for found, count in more.items():
+        broker.audit.changed(caller, api, operation, "others of the request", found, count)

@@ -277,6 +277,7 @@ def _alter_topic(broker: Broker, call: Call, request: m.AlterTopicRequest, chang
     proposed = _propose(broker, call, records)
     broker.topic_order.decided(change, call.now)
     yield proposed.wait
+    call.is_committed = True
     yield broker.assignment.opened(topic.topic_id, call.now)
     broker.outbox.log("info", "topic altered", topic=topic.name, records=len(records))
     altered = broker.metadata.image.topics_by_id.get(topic.topic_id, topic)

@@ -78,7 +78,7 @@ class Call:
     `cost`: of the current step, in ordinary steps; set by a handler where it is more. `bare`: no
     waiter or queue refers to the request, so it may be dropped before it has begun. `held_bytes`:
     its memory, unless counted elsewhere. `on_end`: called once when it is over, also if it has
-    never begun.
+    never begun. `is_committed`: what it changes is, whatever comes then.
     """
 
     __slots__ = (
@@ -87,6 +87,7 @@ class Call:
         "correlation_id",
         "cost",
         "held_bytes",
+        "is_committed",
         "now",
         "on_end",
         "request",
@@ -103,6 +104,7 @@ class Call:
         self.request = request
         self.now = now
         self.bare = False
+        self.is_committed = False
         self.on_end: Callable[[Now], None] | None = None
         self.cost = 1
         self.step = 0

@@ -9,6 +9,7 @@ password or a token.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 from quiverlog.core.security.acls import NO_RULE
@@ -34,20 +35,32 @@ _Asked = tuple[int, Api, Operation, ResourceKind, str, int]
 """Connection, API, operation, kind, name, rule."""
 
 
+class _Kind:
+    __slots__ = ("caller", "count")
+
+    def __init__(self, caller: Mapping[str, object]) -> None:
+        self.caller = caller
+        self.count = 0
+
+
 class _Alike:
     """What was asked in one call, counted by its kind; `others`: beyond the bound."""
 
     __slots__ = ("kinds", "others")
 
     def __init__(self) -> None:
-        self.kinds: dict[_Asked, int] = {}
+        self.kinds: dict[_Asked, _Kind] = {}
         self.others = 0
 
-    def add(self, asked: _Asked) -> None:
-        if asked in self.kinds or len(self.kinds) < _KINDS_MAX:
-            self.kinds[asked] = self.kinds.get(asked, 0) + 1
-        else:
-            self.others += 1
+    def add(self, asked: _Asked, caller: Callable[[], Mapping[str, object]]) -> None:
+        found = self.kinds.get(asked)
+        if found is None:
+            if len(self.kinds) >= _KINDS_MAX:
+                self.others += 1
+                return
+            # Now: at the end of the call its connection may be gone.
+            found = self.kinds[asked] = _Kind(caller())
+        found.count += 1
 
 
 _RESOURCE_CHARS_MAX: Final = TRANSACTIONAL_ID_CHARS_MAX + 64
@@ -106,11 +119,15 @@ class Audit:
         kind: ResourceKind,
         name: str,
         rule: int,
+        known: Mapping[str, object],
     ) -> None:
+        """`known`: `caller_of` the connection at an earlier moment, for one that is gone."""
         self._metrics.requests_denied += 1
         if not self.is_on:
             return
-        self._denied.add((connection_id, api, operation, kind, name, rule))
+        is_gone = connection_id not in self._clients.accounts
+        asked = (connection_id, api, operation, kind, name, rule)
+        self._denied.add(asked, lambda: known if is_gone else self.caller_of(connection_id))
 
     def allowed(
         self, connection_id: int, api: Api, operation: Operation, name: str, rule: int
@@ -122,7 +139,8 @@ class Audit:
         """
         assert self.has_topics
         if name in self._names or name.startswith(self._beginnings):
-            self._allowed.add((connection_id, api, operation, ResourceKind.TOPIC, name, rule))
+            asked = (connection_id, api, operation, ResourceKind.TOPIC, name, rule)
+            self._allowed.add(asked, partial(self.caller_of, connection_id))
 
     def end_call(self, _now: Now) -> None:
         """Emit what was asked in this call."""
@@ -133,60 +151,63 @@ class Audit:
         assert not self.is_due
 
     def _emit_all(self, event: str, alike: _Alike, result: str) -> None:
-        for (connection_id, api, operation, kind, name, rule), count in alike.kinds.items():
+        for (_, api, operation, kind, name, rule), one in alike.kinds.items():
             resource = kind.label if kind is ResourceKind.CLUSTER else f"{kind.label} {name}"
             self._emit(
                 event,
-                connection_id,
+                one.caller,
                 api=api.name,
                 operation=operation.label,
                 resource=resource,
                 result=result,
                 rule=rule,
-                count=count,
+                count=one.count,
             )
         if alike.others:
             self._outbox.emit(Audited({"event": event, "result": result, "count": alike.others}))
 
     def changed(
-        self, caller: Mapping[str, object], api: Api, operation: str, resource: str, result: str
+        self,
+        caller: Mapping[str, object],
+        api: Api,
+        operation: str,
+        resource: str,
+        result: str,
+        count: int = 1,
     ) -> None:
-        """Record a change of metadata, or an attempt, of a caller (`caller_of`)."""
+        """Record a change of metadata, or `count` attempts, of a caller (`caller_of`)."""
         if self.is_on:
-            more = {"api": api.name, "resource": _cut(resource), "operation": operation}
-            last = {"result": result, "rule": NO_RULE, "count": 1}
-            self._outbox.emit(Audited({"event": "change", **caller, **more, **last}))
+            self._emit(
+                "change",
+                caller,
+                api=api.name,
+                operation=operation,
+                resource=resource,
+                result=result,
+                count=count,
+            )
 
     def logged_in(self, connection_id: int, principal: str, mechanism: str, result: str) -> None:
         """Record a login, or a failed one in the name of `principal`."""
         if self.is_on:
-            self._emit(
-                "login",
-                connection_id,
-                api=Api.AUTHENTICATE.name,
-                principal=principal,
-                mechanism=mechanism,
-                result=result,
-            )
+            caller = self.caller_of(connection_id)
+            caller["principal"] = principal or caller["principal"]
+            caller["mechanism"] = mechanism
+            self._emit("login", caller, api=Api.AUTHENTICATE.name, result=result)
 
     def _emit(
         self,
         event: str,
-        connection_id: int,
+        caller: Mapping[str, object],
         *,
         api: str,
         result: str,
-        principal: str | None = None,
-        mechanism: str = "",
         operation: str = "",
         resource: str = "",
         rule: int = NO_RULE,
         count: int = 1,
     ) -> None:
         assert count > 0
-        caller = self.caller_of(connection_id)
-        caller["principal"] = principal or caller["principal"]
-        caller["mechanism"] = mechanism or caller["mechanism"]
         more = {"api": api, "resource": _cut(resource), "operation": operation}
         last = {"result": result, "rule": rule, "count": count}
         self._outbox.emit(Audited({"event": event, **caller, **more, **last}))

@@ -125,7 +125,8 @@ class Rights:
     """Of the client of one connection. `is_all`: of a super user or a broker, as it is now."""
 
     __slots__ = (
-        "_audit", "_decisions", "_guards", "_view", "caller", "connection_id", "is_all", "watched"
+        "_audit", "_decisions", "_guards", "_known", "_view", "caller", "connection_id", "is_all",
+        "watched",
     )  # fmt: skip
 
     def __init__(
@@ -146,6 +147,7 @@ class Rights:
         self._decisions = decisions
         self._view = view
         self._audit = audit
+        self._known = audit.caller_of(connection_id)
         # By number: to hash a member of an enum costs as much as the check.
         self._guards: dict[int, Guard] = {}
 
@@ -225,13 +227,19 @@ class Rights:
         """Record that a client asked for a topic that it may not describe."""
         decision = self.decide(_DESCRIBE, _TOPIC, name)
         assert not decision.is_allowed
-        self._audit.denied(self.connection_id, api, _DESCRIBE, _TOPIC, name, decision.rule)
+        self._denied(api, _DESCRIBE, _TOPIC, name, decision.rule)
+
+    def _denied(
+        self, api: Api, operation: Operation, kind: ResourceKind, name: str, rule: int
+    ) -> None:
+        connection_id, known = self.connection_id, self._known
+        self._audit.denied(connection_id, api, operation, kind, name, rule, known)
 
     def _refusal(
         self, api: Api, operation: Operation, kind: ResourceKind, name: str, decision: Decision
     ) -> NotAuthorized:
         assert not decision.is_allowed
-        self._audit.denied(self.connection_id, api, operation, kind, name, decision.rule)
+        self._denied(api, operation, kind, name, decision.rule)
         resource = kind.label if kind is _CLUSTER else f"{kind.label} {name[:512]!r}"
         why = f"rule {decision.rule} denies it" if decision.rule else "no rule allows it"
         return NotAuthorized(

@@ -1,8 +1,8 @@
 """The audit log: JSON lines in a file of their own, or among the log's on standard error.
 
-Denials, failed logins, and reads and writes of audited topics that are alike are written once in a
-window, and then with their count; changes and logins are each a line. A thread writes, so that a
-slow disk holds up no request.
+Denials, failed logins and changes, and reads and writes of audited topics that are alike are
+written once in a window, and then with their count; other changes and logins are each a line. A
+thread writes, so that a slow disk holds up no request.
 
 Invariant: a line that is left out (too many kinds, too many lines waiting, a full disk) is counted,
 and the next line that can be written has the count.
@@ -10,6 +10,7 @@ and the next line that can be written has the count.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -28,11 +29,10 @@ LOG_STREAM: Final = "log"
 """In place of a file's path: standard error."""
 WINDOW_S: Final = 10.0
 KINDS_MAX: Final = 1_000
-ALLOWED_KINDS_MAX: Final = 500
-"""Apart, so that reads and writes take no denial's place."""
+"""Of each event, so that one of them, which clients may cause, takes no place of the others."""
 LINES_WAITING_MAX: Final = 10_000
-_BOUNDED: Final = frozenset(("denied", "login"))
-"""Where they failed."""
+CLOSE_S: Final = 5.0
+"""For what waits to be written at the end: what should read may be stuck."""
 _ALLOWED: Final = "allowed"
 _ALIKE: Final = (
     *("event", "address", "listener", "principal", "mechanism", "api", "resource", "operation"),
@@ -69,14 +69,12 @@ class AuditLog:
         self._path = path
         self._clock_s = clock_s
         self._now = now
-        self._windows: dict[tuple[object, ...], _Window] = {}
-        self._allowed: dict[tuple[object, ...], _Window] = {}
-        """Of reads and writes."""
+        self._windows: dict[object, dict[tuple[object, ...], _Window]] = {}
+        """By event."""
         self._lock = threading.Lock()
         self._queue: queue.Queue[bytes | None] = queue.Queue(LINES_WAITING_MAX)
         self._lost = 0
         self.lost_total = 0
-        self.written_total = 0
         self._descriptor = -1
         if path != LOG_STREAM:
             self._open()
@@ -85,21 +83,14 @@ class AuditLog:
 
     # --- taking --------------------------------------------------------------------------------
     def take(self, fields: Mapping[str, object]) -> None:
-        is_allowed = fields["event"] == _ALLOWED
-        is_failed = fields["event"] in _BOUNDED and fields.get("result") != "ok"
-        windows = self._allowed if is_allowed else self._windows
-        kinds_max = ALLOWED_KINDS_MAX if is_allowed else KINDS_MAX
+        is_bounded = fields["event"] == _ALLOWED or fields.get("result") != "ok"
         with self._lock:
-            if (is_allowed or is_failed) and not self._is_first(fields, windows, kinds_max):
+            if is_bounded and not self._is_first(fields):
                 return
             self._put(fields)
 
-    def _is_first(
-        self,
-        fields: Mapping[str, object],
-        windows: dict[tuple[object, ...], _Window],
-        kinds_max: int,
-    ) -> bool:
+    def _is_first(self, fields: Mapping[str, object]) -> bool:
+        windows = self._windows.setdefault(fields["event"], {})
         key = tuple(fields.get(name) for name in _ALIKE)
         count = fields.get("count", 1)
         assert isinstance(count, int)
@@ -107,7 +98,7 @@ class AuditLog:
         if window is not None:
             window.more += count
             return False
-        if len(windows) >= kinds_max:
+        if len(windows) >= KINDS_MAX:
             self._lose(count)
             return False
         windows[key] = _Window(self._clock_s(), fields)
@@ -121,7 +112,7 @@ class AuditLog:
 
     def _end_windows(self, before_s: float) -> None:
         # The first line of each was written when it came.
-        for windows in (self._windows, self._allowed):
+        for windows in self._windows.values():
             for key, window in list(windows.items()):
                 if window.began_s <= before_s:
                     del windows[key]
@@ -155,13 +146,16 @@ class AuditLog:
 
     # --- writing -------------------------------------------------------------------------------
     def close(self) -> None:
-        """Write what is known, with the counts, and end."""
+        """Write what is known, with the counts, and end; CLOSE_S at most."""
         with self._lock:
             self._end_windows(self._clock_s())
             self._put_lost()
-        self._queue.put(None)
-        self._thread.join()
-        if self._descriptor >= 0:
+        until_s = time.monotonic() + CLOSE_S
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=CLOSE_S)
+        self._thread.join(max(0.0, until_s - time.monotonic()))
+        # A write that is stuck still has the descriptor; it ends with the process.
+        if self._descriptor >= 0 and not self._thread.is_alive():
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -172,8 +166,6 @@ class AuditLog:
             except OSError:
                 with self._lock:
                     self._lose(1)
-            else:
-                self.written_total += 1
 
     def _write(self, line: bytes) -> None:
         if self._path != LOG_STREAM and not self._is_in_place():

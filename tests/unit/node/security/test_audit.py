@@ -9,16 +9,19 @@ import pytest
 
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.security.acls import NO_RULE
-from quiverlog.errors import NotAuthorized
+from quiverlog.errors import NotAuthorized, NotController
 from quiverlog.node.apis.changes import CHANGES
+from quiverlog.node.controller.registrar import Registrar
+from quiverlog.node.metadata.metadata import Metadata
 from quiverlog.node.runtime.effects import Audited
-from quiverlog.node.runtime.events import Tick
+from quiverlog.node.runtime.events import ConnectionClosed, RequestReceived, Tick
 from quiverlog.node.security import audit as module
 from quiverlog.node.security.audit import ALLOWED
 from quiverlog.types import Operation as Op
 from quiverlog.types import ResourceKind as Kind
 from quiverlog.wire import messages as m
 from quiverlog.wire.authentication_messages import TOKEN
+from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.config_messages import AlterConfigsRequest, ConfigChange
 from quiverlog.wire.registry import ADMINISTRATION, APIS
 from quiverlog.wire.security.acl_messages import AlterAclsRequest
@@ -131,6 +134,76 @@ def test_a_change_is_a_line_for_each_topic_with_its_result(node: RightsDriver) -
         ("topic t", "ok"),
         ("topic missing", "UNKNOWN_TOPIC"),
     ]
+
+
+def test_changes_of_a_request_that_fail_are_shown_up_to_a_bound_and_denied_ones_once(
+    node: RightsDriver,
+) -> None:
+    taken(node, "change")
+    names = [f"t{number}" for number in range(1_000)]
+    node.call(m.DeleteTopicsRequest(names=names))
+    found = taken(node, "change")
+    assert len(found) == 101
+    assert (found[-1]["resource"], found[-1]["count"]) == ("others of the request", 900)
+    assert {one["result"] for one in found} == {"UNKNOWN_TOPIC"}
+    node.call(m.CreateTopicsRequest(topics=[_new("t")]), connection=ALICE)
+    assert [one.fields["event"] for one in node.audited] == ["denied"]
+
+
+def test_a_denial_names_a_client_that_has_gone_meanwhile(node: RightsDriver) -> None:
+    node.give(rule(Op.CREATE, name="t", prefix=True))
+    node.hold_jobs = True
+    taken(node, "denied")
+    schema = serialize_schema(SCHEMA)
+    names = [f"t{number}" for number in range(20)] + ["secret"]
+    topics = [m.NewTopic(name, schema, 1, 1, [], {}) for name in names]
+    node.request(m.CreateTopicsRequest(topics=topics), connection=ALICE)
+    node.close_connection(ALICE)
+    node.hold_jobs = False
+    node.run_until_idle()
+    (line,) = taken(node, "denied")
+    assert (line["principal"], line["address"]) == ("user:alice", "10.0.0.2")
+
+
+def test_a_denial_and_the_end_of_its_connection_in_one_call(node: RightsDriver) -> None:
+    node.connect(7, "bob")
+    node.audited.clear()
+    asked = RequestReceived(7, DescribeClusterRequest(correlation_id=98), memoryview(b""))
+    node._perform(node.handle(asked, ConnectionClosed(7)))
+    (line,) = taken(node, "denied")
+    assert (line["principal"], line["address"]) == ("user:bob", "10.0.0.9")
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [(OSError(28, "no room"), "STORAGE_FAULT"), (ZeroDivisionError(), "QUIVERLOG_ERROR")],
+)
+def test_a_change_that_ends_by_another_error_is_recorded(
+    node: RightsDriver, monkeypatch: pytest.MonkeyPatch, error: Exception, result: str
+) -> None:
+    def fail(*_args: object, **_fields: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Metadata, "proposal", fail)
+    node.audited.clear()
+    assert alter(node, "bob", UserChange.CREATE, b"pw").error_code
+    (line,) = taken(node, "change")
+    assert (line["resource"], line["result"]) == ("user bob: create", result)
+
+
+def test_rules_that_are_committed_are_recorded_so_also_where_a_broker_lags(
+    node: RightsDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = NotController("another is the controller.")
+    monkeypatch.setattr(
+        Registrar, "everywhere", lambda _self, now: lambda then: then(None, late, now)
+    )
+    node.audited.clear()
+    request = AlterAclsRequest(additions=[rule(Op.READ, name="t")])
+    assert node.call(request, connection=ROOT)[0].error_code == NotController.code
+    (line,) = taken(node, "change")
+    assert line["resource"] == "rule 1: user:alice allow read topic t"
+    assert line["result"] == "ok"
 
 
 def test_what_only_asks_or_validates_is_no_change(node: RightsDriver) -> None:
@@ -312,7 +385,7 @@ def test_reads_beyond_the_kinds_of_a_call_take_no_place_of_denials(
     audit.set_topics(("*",))
     for name in ("a", "b", "c", "c"):
         audit.allowed(ALICE, m.Api.FETCH, Op.READ, name, NO_RULE)
-    audit.denied(ALICE, m.Api.FETCH, Op.READ, Kind.TOPIC, "d", NO_RULE)
+    audit.denied(ALICE, m.Api.FETCH, Op.READ, Kind.TOPIC, "d", NO_RULE, {})
     assert audit.is_due
     node.call(m.MetadataRequest(), connection=ROOT)
     found = [(one.fields["event"], one.fields["count"]) for one in node.audited]

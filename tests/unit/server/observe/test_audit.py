@@ -47,7 +47,7 @@ def test_a_line_has_its_time_its_broker_and_its_fields(tmp_path: Path, clock: Cl
         {"time": "2026-01-02T03:04:05.000006+00:00", "broker": 7, **CHANGE},
     ]
     assert os.stat(path).st_mode & 0o777 == 0o600
-    assert (log.written_total, log.lost_total) == (1, 0)
+    assert log.lost_total == 0
 
 
 def test_denials_that_are_alike_are_one_line_and_then_a_count(tmp_path: Path, clock: Clock) -> None:
@@ -104,7 +104,7 @@ def test_more_kinds_than_there_is_room_for_are_counted(
 def test_reads_that_are_alike_are_counted_and_take_no_place_of_denials(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ALLOWED_KINDS_MAX", 2)
+    monkeypatch.setattr(module, "KINDS_MAX", 2)
     path = tmp_path / "audit.jsonl"
     log = open_log(path, clock)
     read = {"event": "allowed", "result": "ok", "principal": "user:alice"}
@@ -123,6 +123,46 @@ def test_reads_that_are_alike_are_counted_and_take_no_place_of_denials(
         ("denied", "topic t", 1),
         ("allowed", "topic b", 1),
     ]
+
+
+def test_changes_that_fail_are_counted_and_take_no_place_of_those_that_are_made(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KINDS_MAX", 2)
+    path = tmp_path / "audit.jsonl"
+    log = open_log(path, clock)
+    for name in ("a", "a", "b", "c", "d"):
+        log.take({**CHANGE, "resource": f"topic {name}", "result": "UNKNOWN_TOPIC"})
+    log.take(CHANGE)
+    log.take(DENIED)
+    log.close()
+    found = [(one["event"], one.get("result"), one.get("count", 1)) for one in lines(path)]
+    assert found == [
+        ("change", "UNKNOWN_TOPIC", 1),
+        ("change", "UNKNOWN_TOPIC", 1),
+        ("lost", None, 2),
+        ("change", "ok", 1),
+        ("denied", "denied", 1),
+        ("change", "UNKNOWN_TOPIC", 1),
+    ]
+
+
+def test_a_pipe_that_is_not_read_holds_up_no_end(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CLOSE_S", 0.1)
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    log = open_log(path, clock)
+    for _ in range(100):
+        log.take({**CHANGE, "resource": "x" * 10_000})
+    log.close()
+    assert log._thread.is_alive(), "it is stuck in a write"
+    os.close(reader)
+    log._thread.join(10)
+    assert not log._thread.is_alive()
+    os.close(log._descriptor)
 
 
 def test_lines_that_cannot_be_written_are_counted_and_reported_later(
@@ -164,7 +204,7 @@ def test_a_file_that_was_moved_away_is_opened_anew(tmp_path: Path, clock: Clock)
     path, old = tmp_path / "audit.jsonl", tmp_path / "audit.1"
     log = open_log(path, clock)
     log.take(CHANGE)
-    while log.written_total < 1:
+    while not path.read_text():
         pass
     path.rename(old)
     log.take(CHANGE)
