@@ -16,7 +16,7 @@ from typing import Final
 import quiverlog.testing
 from quiverlog import Security
 from quiverlog.client.admin.rules import AccessRule
-from quiverlog.local.secret_file import make_secret, write_secret_file
+from quiverlog.local.secret_file import make_secret, write_private
 from tests.support.cluster_load import ClusterLoad
 from tests.support.rotation import ended, new_authority, new_password, rotate_one
 from tests.support.until import until
@@ -61,7 +61,7 @@ def rotation(
     found = Rotation()
     with quiverlog.testing.cluster(3, tls=True, users=True) as cluster:
         file = cluster.directory / "programs.password"
-        write_secret_file(file, [make_secret()])
+        write_private(file, f"{make_secret()}\n")
         with cluster.client() as client:
             client.create_user(USER, file.read_text().strip())
             rules = [

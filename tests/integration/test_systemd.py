@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import quiverlog
-from quiverlog.local.secret_file import credential_lines, make_secret
+from quiverlog.local.secret_file import credential_text, make_secret
 from tests.support.broker import COMMAND, BrokerProcess
 from tests.support.tls import write_files
 
@@ -120,7 +120,7 @@ def test_a_broker_has_its_secrets_from_systemd(tmp_path: Path) -> None:
     files = write_files(tmp_path, "of-root")
     made = {
         "cluster-secret": f"{make_secret()}\n",
-        "admin.credential": "\n".join(credential_lines("admin", ADMIN_PASSWORD)),
+        "admin.credential": credential_text("admin", ADMIN_PASSWORD),
         "broker.pem": Path(files.cert).read_text(),
         "broker.key": Path(files.key).read_text(),
         "brokers-ca.pem": Path(files.ca).read_text(),

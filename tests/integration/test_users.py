@@ -30,18 +30,22 @@ from quiverlog.errors import (
     QuiverlogError,
 )
 from quiverlog.limits import UNPROVED_FRAME_BYTES_MAX
+from quiverlog.local.ports import free_port
 from quiverlog.wire import messages as m
 from quiverlog.wire.authentication_messages import token_text
 from quiverlog.wire.security.scram import HASHES, SCRAM_SHA_256, parse_credential_line
 from tests.stranger import login
 from tests.stranger.client import Refused, Stranger
 from tests.support.broker import BrokerProcess, ordinary_environment
+from tests.support.pages import ROOT as REPOSITORY
+from tests.support.pages import blocks, typed
 from tests.support.rawclient import RawClient
 from tests.support.secured import ROOT, ROOT_PASSWORD, secured_broker
 from tests.support.until import until
 
 pytestmark = pytest.mark.process
 
+PAGES = REPOSITORY / "docs"
 SCHEMA = pa.schema([("id", pa.int64())])
 
 
@@ -172,12 +176,12 @@ def test_users_by_the_command_line(world: World) -> None:
     assert (code, "needs a login by password" in why) == (1, True)
     code, shown, _ = world.cli("token", "list", "--format", "json", security=root)
     assert [one["user"] for one in json.loads(shown)] == ["carol"]
-    code, _, said = world.cli("token", "end", "--all", security=carol)
+    code, _, said = world.cli("token", "end", "--all", "--yes", security=carol)
     assert (code, said.strip()) == (0, "1 ended")
     code, _, why = world.cli("whoami", security=token)
     assert (code, "AUTHENTICATION_FAILED" in why) == (1, True)
 
-    code, _, _ = world.cli("user", "delete", "carol", security=root)
+    code, _, _ = world.cli("user", "delete", "carol", "--yes", security=root)
     assert code == 0
     code, shown, _ = world.cli("user", "list", "--format", "json", security=root)
     assert "carol" not in {one["name"] for one in json.loads(shown)}
@@ -341,6 +345,21 @@ def test_a_user_counts_at_every_broker_and_outlives_the_controller() -> None:
 
 
 # --- a broker of its own each ------------------------------------------------------------------
+def test_the_first_lines_of_the_guide_work(tmp_path: Path) -> None:
+    (script,) = [
+        one.text for one in blocks(PAGES / "security.md", "sh") if "quiverlog user hash" in one.text
+    ]
+    assert script.count("quiverlog broker ") == 1
+    port = free_port()
+    own = f"quiverlog broker --listen 127.0.0.1:{port} --http-listen off "
+    script = script.replace("quiverlog broker ", own)
+    shown = typed(f"trap 'kill %1' EXIT\n{script}", tmp_path, f"127.0.0.1:{port}")
+    assert "user:admin" in shown
+    assert len(shown.splitlines()[-1]) == 32, "the password of alice"
+    for name in ("admin.password", "admin.credential", "admin.toml"):
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0, name
+
+
 def test_a_lock_out_is_ended_by_the_brokers_own_configuration(tmp_path: Path) -> None:
     """Without an administrator, `super.users` and SIGHUP let one in again, without a restart."""
     with (

@@ -17,7 +17,7 @@ from pathlib import Path
 import quiverlog
 from quiverlog.local.authority import Authority
 from quiverlog.local.cluster import LocalCluster
-from quiverlog.local.secret_file import replace_secret_file
+from quiverlog.local.secret_file import write_private
 from quiverlog.local.tls_files import BROKERS_CA
 from quiverlog.tls import certificates_in
 from tests.support.until import until
@@ -103,7 +103,7 @@ def new_password(cluster: LocalCluster, user: str, file: Path) -> None:
     password = secrets.token_urlsafe(24)
     with cluster.client() as client:
         client.change_password(user, password, keep_old=True)
-        replace_secret_file(file, [password])
+        write_private(file, f"{password}\n", replaces=True)
         client.drop_old_password(user)
     ca_file = cluster.security.ca_file
     own = quiverlog.Security(tls=bool(ca_file), ca_file=ca_file, user=user, password=password)

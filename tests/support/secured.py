@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quiverlog import Security
 from quiverlog.client.admin.users import make_credentials
-from quiverlog.local.secret_file import write_secret_file
+from quiverlog.local.secret_file import write_private
 from quiverlog.wire.security.scram import Credential, credential_line
 from tests.support.broker import BrokerProcess
 
@@ -33,7 +33,7 @@ def secured_broker(folder: Path, **more: object) -> Iterator[BrokerProcess]:
         for one in make_credentials(ROOT_PASSWORD)
     ]
     admin = folder / f"admin-{os.urandom(4).hex()}.credential"
-    write_secret_file(admin, lines)
+    write_private(admin, "".join(f"{line}\n" for line in lines))
     keys = {key.replace("_", "."): value for key, value in more.items()}
     config = {**SECURED, "admin.credential.file": str(admin), **keys}
     with BrokerProcess(config=config) as broker:

@@ -7,7 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from quiverlog.local.authority import Authority, write_private
+from quiverlog.local.authority import Authority
+from quiverlog.local.secret_file import write_private
 from quiverlog.tls import certificates_in
 from quiverlog.wire.peer_proof import broker_uri
 
@@ -58,6 +59,6 @@ def write_files(
     files = TlsFiles(*(str(folder / f"{name}.{kind}") for kind in ("ca", "crt", "key")))
     Path(files.ca).write_bytes(made.certificate)
     # The key first: what watches both reads them once they rest.
-    write_private(Path(files.key), issued.key)
-    write_private(Path(files.cert), issued.certificate)
+    write_private(Path(files.key), issued.key, replaces=True)
+    write_private(Path(files.cert), issued.certificate, replaces=True)
     return files

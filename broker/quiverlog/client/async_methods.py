@@ -549,8 +549,7 @@ class AsyncMethods:
     @checked()
     async def set_admin(self, name: str, is_admin: bool) -> None:
         """Let a user do everything, whatever the rules are, or no more."""
-        change = UserChange
-        kind = change.ADMIN if is_admin else change.NO_ADMIN
+        kind = UserChange.ADMIN if is_admin else UserChange.NO_ADMIN
         await self.run(user_questions.change_user(self.cluster, name, kind))
 
     @checked()
@@ -589,8 +588,12 @@ class AsyncMethods:
         return await self.run(user_questions.create_token(self.cluster, lifetime, owner))
 
     @checked()
-    async def end_tokens(self, token_ids: Sequence[str] = (), *, owner: str = "") -> int:
-        """End tokens of a user, all of them without ids; connections that used them end.
+    async def end_tokens(self, token_ids: Sequence[str] | None = None, *, owner: str = "") -> int:
+        """End tokens of a user; connections that used them end.
+
+        Args:
+            token_ids: None ends all of the user's.
+            owner: the user; empty: that of this client.
 
         Returns:
             How many were ended.

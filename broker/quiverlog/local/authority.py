@@ -8,11 +8,9 @@ Certificates have what strict verifiers ask for (RFC 5280: key identifiers, crit
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Final
 
 from cryptography import x509
@@ -20,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-__all__ = ["Authority", "Issued", "hosts_in", "write_private"]
+__all__ = ["Authority", "Issued", "hosts_in"]
 
 _CLOCKS: Final = timedelta(hours=1)
 """Clocks of other machines may be this far behind."""
@@ -141,17 +139,6 @@ def hosts_in(certificate: bytes) -> list[str]:
     if not hosts:
         raise ValueError("no hosts")
     return hosts
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Write a file whole that only its owner can read."""
-    # A broker may read the file at any moment: it finds the whole old one, or the whole new one.
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(fd, "wb") as file:
-        file.write(data)
-    temporary.replace(path)
 
 
 def _named(name: str) -> x509.Name:

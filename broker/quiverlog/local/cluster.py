@@ -25,7 +25,7 @@ from quiverlog.local.broker import LocalBroker
 from quiverlog.local.failures import LocalClusterFailed
 from quiverlog.local.ports import free_port, is_free
 from quiverlog.local.process import ProcessState, wait_until
-from quiverlog.local.secret_file import credential_lines, make_secret, write_secret_file
+from quiverlog.local.secret_file import credential_text, make_secret, write_private
 from quiverlog.local.tls_files import TlsFolder
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class LocalCluster:
         cluster = cls(directory, secrets.token_hex(16), dict(config or {}), brokers)
         if tls:
             TlsFolder.make(cluster.tls.path, cluster.cluster_id, days=_CERTIFICATE_DAYS)
-        write_secret_file(cluster.secret_file, [make_secret()])
+        write_private(cluster.secret_file, f"{make_secret()}\n")
         if users:
             cluster._make_admin()
         cluster._save()
@@ -115,14 +115,14 @@ class LocalCluster:
 
     def _make_admin(self) -> None:
         password = make_secret()
-        lines = credential_lines(_ADMIN, password)
-        write_secret_file(self.directory / _ADMIN_CREDENTIAL, lines)
-        write_secret_file(self.directory / _ADMIN_PASSWORD, [password])
-        reached = self.security  # Without a user yet.
-        encryption = f'ca_file = "{reached.ca_file}"' if reached.tls else "tls = false"
-        login = [f'user = "{_ADMIN}"', f'password_file = "{_ADMIN_PASSWORD}"']
+        write_private(self.directory / _ADMIN_CREDENTIAL, credential_text(_ADMIN, password))
+        write_private(self.directory / _ADMIN_PASSWORD, f"{password}\n")
+        description = "tls = false\n"
+        if self.has_tls:
+            description = f'ca_file = "{self.tls.brokers_ca.relative_to(self.directory)}"\n'
+        description += f'user = "{_ADMIN}"\npassword_file = "{_ADMIN_PASSWORD}"\n'
         # Last: with it the cluster has users.
-        write_secret_file(self.admin_file, [encryption, *login])
+        write_private(self.admin_file, description)
 
     @classmethod
     def find(cls, directory: Path) -> LocalCluster | None:

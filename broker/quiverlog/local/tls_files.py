@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Final
 
 from quiverlog.installing import install_line
 from quiverlog.local.failures import LocalClusterFailed
+from quiverlog.local.secret_file import write_private
 from quiverlog.tls import BadTlsFiles, Certificate, certificates_in
 from quiverlog.wire.peer_proof import broker_uri
 
 if TYPE_CHECKING:
-    from quiverlog.local.authority import Authority, Issued
+    from quiverlog.local.authority import Authority
 
 __all__ = ["BROKERS_CA", "CLIENTS_CA", "TlsFolder"]
 
@@ -93,13 +94,13 @@ class TlsFolder:
         name, uri = f"broker-{node_id}", broker_uri(self.cluster_id, node_id)
         authority = self._load(BROKERS_CA)
         issued = authority.issue(name, hosts or self._hosts(name), uris=[uri], days=days)
-        self._write_issued(name, issued)
+        self._write(name, issued.certificate, issued.key)
         return name
 
     def issue_client(self, name: str, *, days: float) -> Path:
         """Write the certificate of a client; return its security file."""
         issued = self._load(CLIENTS_CA).issue(name, serves=False, days=days)
-        self._write_issued(name, issued)
+        self._write(name, issued.certificate, issued.key)
         return self._describe(name, f'cert_file = "{name}.pem"\nkey_file = "{name}.key"\n')
 
     def certificates(self) -> list[tuple[str, Certificate]]:
@@ -140,15 +141,10 @@ class TlsFolder:
                 f"{self.certificate(name)} and its key make no certificates: {why}."
             ) from error
 
-    def _write_issued(self, name: str, issued: Issued) -> None:
-        self._write(name, issued.certificate, issued.key)
-
     def _write(self, name: str, certificate: bytes, key: bytes) -> None:
-        from quiverlog.local.authority import write_private
-
         # The key first: what watches both files reads them once they rest.
-        write_private(self.key(name), key)
-        write_private(self.certificate(name), certificate)
+        write_private(self.key(name), key, replaces=True)
+        write_private(self.certificate(name), certificate, replaces=True)
         # Nothing of a certificate is secret: every connection is shown it.
         self.certificate(name).chmod(0o644)
 

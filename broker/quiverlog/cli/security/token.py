@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from quiverlog.cli.console.options import (
     bootstrap_option,
     complete_users,
     completed,
+    confirmed,
     debug_option,
     format_option,
     open_client,
@@ -59,29 +61,50 @@ def token() -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write it to this new file, which its owner alone may read; otherwise it is printed.",
 )
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Replace the file, at one moment, so that programs read the old token or the new one.",
+)
 @_OWNER
 @bootstrap_option
+@format_option()
 @debug_option
 def create(
-    lifetime: float, file: Path | None, owner: str, bootstrap: str, timeout_s: float
+    lifetime: float,
+    file: Path | None,
+    force: bool,
+    owner: str,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
 ) -> None:
     """Make a token. It is shown once."""
-    from quiverlog.local.secret_file import write_secret_file
+    from quiverlog.local.secret_file import private_file
 
-    # Before a token is made that nothing would keep.
-    if file is not None and file.exists():
-        raise CommandFailed(f"{file} is there already.")
-    with open_client(bootstrap, timeout_s=timeout_s) as client:
-        made = client.create_token(lifetime, owner=owner)
+    if force and file is None:
+        raise click.UsageError("--force is for --file.")
+    try:
+        with contextlib.ExitStack() as stack:
+            # Before a token is made that nothing would keep.
+            kept = stack.enter_context(private_file(file, replaces=force)) if file else None
+            with open_client(bootstrap, timeout_s=timeout_s) as client:
+                made = client.create_token(lifetime, owner=owner)
+            if kept is not None:
+                kept.write(f"{made.text}\n".encode())
+    except FileExistsError:
+        raise CommandFailed(f"{file} is there already: --force replaces it.") from None
+    except OSError as error:
+        raise CommandFailed(f"{file} cannot be written: {error.strerror}.") from error
+    if output_format == "json":
+        shown = {"token": made.text} if file is None else {"file": str(file)}
+        expires = made.expires.isoformat()
+        print_json({"token_id": made.token_id, "user": made.owner, "expires": expires, **shown})
+        return
     ends = f"{made.expires:%Y-%m-%d %H:%M:%S} UTC"
     click.echo(f"token {made.token_id} of user {made.owner} counts until {ends}", err=True)
     if file is None:
         print(made.text)
-        return
-    try:
-        write_secret_file(file, [made.text])
-    except OSError as error:
-        raise CommandFailed(f"{file} cannot be written: {error.strerror}.") from error
 
 
 @token.command("list")
@@ -126,15 +149,29 @@ def list_(name: str | None, bootstrap: str, timeout_s: float, output_format: str
 @token.command()
 @click.argument("token_ids", nargs=-1, metavar="[TOKEN]...", shell_complete=_complete_ids)
 @click.option("--all", "ends_all", is_flag=True, help="All tokens of the user.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @_OWNER
 @bootstrap_option
+@format_option()
 @debug_option
 def end(
-    token_ids: tuple[str, ...], ends_all: bool, owner: str, bootstrap: str, timeout_s: float
+    token_ids: tuple[str, ...],
+    ends_all: bool,
+    yes: bool,
+    owner: str,
+    bootstrap: str,
+    timeout_s: float,
+    output_format: str,
 ) -> None:
     """End tokens, by their ids. Connections that used them end."""
     if bool(token_ids) is ends_all:
         raise click.UsageError("Give ids of tokens, or --all.")
+    # Programs that use them stop at once.
+    if ends_all and not yes:
+        confirmed(f"End all tokens of {owner or 'this user'}?")
     with open_client(bootstrap, timeout_s=timeout_s) as client:
-        count = client.end_tokens(list(token_ids), owner=owner)
+        count = client.end_tokens(None if ends_all else token_ids, owner=owner)
+    if output_format == "json":
+        print_json({"ended": count})
+        return
     click.echo(f"{count} ended", err=True)

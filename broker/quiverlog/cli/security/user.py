@@ -6,11 +6,12 @@ command.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
@@ -18,17 +19,26 @@ from quiverlog.cli.console.failures import CommandFailed
 from quiverlog.cli.console.options import (
     bootstrap_option,
     complete_users,
+    confirmed,
     debug_option,
     format_option,
     open_client,
 )
 from quiverlog.cli.console.output import print_fields, print_json, print_table
-from quiverlog.errors import InvalidSecurity
+from quiverlog.errors import (
+    ConnectionClosed,
+    ConnectionFailed,
+    InvalidSecurity,
+    OutcomeUnknown,
+    RequestTimedOut,
+)
 
 __all__ = ["user", "whoami"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _RANDOM_BYTES: Final = 24
+_UNANSWERED: Final = (ConnectionClosed, ConnectionFailed, OutcomeUnknown, RequestTimedOut)
+_YES: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 # Of a user that is there: not for `create` and `hash`.
 _NAME: Final = click.argument("name", shell_complete=complete_users)
 
@@ -52,30 +62,49 @@ def password_options(command: _Command) -> _Command:
     )(command)
 
 
+class _Password(NamedTuple):
+    text: str
+    is_made: bool = False
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Print a password that was made here also where it may count and that is not known."""
+        try:
+            yield
+        # Also an impatient Ctrl-C: the broker may have the change.
+        except (*_UNANSWERED, KeyboardInterrupt):
+            if self.is_made:
+                click.echo("whether this password counts is not known:", err=True)
+                print(self.text)
+            raise
+
+    def shown(self) -> dict[str, str]:
+        return {"password": self.text} if self.is_made else {}
+
+
 def read_password(
     password_file: Path | None, password_env: str | None, *, generate: bool = False
-) -> tuple[str, bool]:
-    """Return the password, and whether it was made here."""
-    from quiverlog.client.base.login import line_of
+) -> _Password:
+    from quiverlog.client.base.login import read_single_line
 
     given = [one for one in (password_file, password_env, generate) if one]
     if len(given) > 1:
         raise click.UsageError("Give one of --password-file, --password-env and --generate.")
     if generate:
-        return secrets.token_urlsafe(_RANDOM_BYTES), True
+        return _Password(secrets.token_urlsafe(_RANDOM_BYTES), is_made=True)
     if password_file is not None:
         try:
-            return line_of(str(password_file), str(password_file)), False
+            return _Password(read_single_line(str(password_file), str(password_file)))
         except InvalidSecurity as error:
             raise CommandFailed(error.message) from None
     if password_env is not None:
         found = os.environ.get(password_env)
         if found is None:
             raise CommandFailed(f"{password_env}: the environment has no such variable.")
-        return found, False
+        return _Password(found)
     # To standard error, so that a script can read what a command prints.
     typed = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
-    return str(typed), False
+    return _Password(str(typed))
 
 
 @click.group()
@@ -88,6 +117,7 @@ def user() -> None:
 @click.option("--admin", is_flag=True, help="It may do everything, whatever the rules are.")
 @password_options
 @bootstrap_option
+@format_option()
 @debug_option
 def create(
     name: str,
@@ -97,14 +127,18 @@ def create(
     generate: bool,
     bootstrap: str,
     timeout_s: float,
+    output_format: str,
 ) -> None:
     """Make a user."""
-    password, is_made = read_password(password_file, password_env, generate=generate)
-    with open_client(bootstrap, timeout_s=timeout_s) as client:
-        client.create_user(name, password, is_admin=admin)
+    password = read_password(password_file, password_env, generate=generate)
+    with open_client(bootstrap, timeout_s=timeout_s) as client, password.kept():
+        client.create_user(name, password.text, is_admin=admin)
+    if output_format == "json":
+        print_json({"name": name, "is_admin": admin, **password.shown()})
+        return
     click.echo(f"user {name} is made", err=True)
-    if is_made:
-        print(password)
+    if password.is_made:
+        print(password.text)
 
 
 @user.command("list")
@@ -147,12 +181,19 @@ def list_(bootstrap: str, timeout_s: float, output_format: str) -> None:
 
 @user.command()
 @_NAME
+@_YES
 @bootstrap_option
+@format_option()
 @debug_option
-def delete(name: str, bootstrap: str, timeout_s: float) -> None:
+def delete(name: str, yes: bool, bootstrap: str, timeout_s: float, output_format: str) -> None:
     """Delete a user and its tokens. Its connections end."""
+    if not yes:
+        confirmed(f"Delete user {name}, with its tokens?")
     with open_client(bootstrap, timeout_s=timeout_s) as client:
         client.delete_user(name)
+    if output_format == "json":
+        print_json({"name": name, "deleted": True})
+        return
     click.echo(f"user {name} is deleted", err=True)
 
 
@@ -166,6 +207,7 @@ def delete(name: str, bootstrap: str, timeout_s: float) -> None:
 @click.option("--drop-old", is_flag=True, help="End the older password, and set none.")
 @password_options
 @bootstrap_option
+@format_option()
 @debug_option
 def passwd(
     name: str,
@@ -176,6 +218,7 @@ def passwd(
     generate: bool,
     bootstrap: str,
     timeout_s: float,
+    output_format: str,
 ) -> None:
     """Change a user's password. Connections that used the one before end."""
     # Nothing is typed for it: an empty password would be set by chance.
@@ -184,26 +227,42 @@ def passwd(
             raise click.UsageError("--drop-old sets no password: give it alone.")
         with open_client(bootstrap, timeout_s=timeout_s) as client:
             client.drop_old_password(name)
+        if output_format == "json":
+            print_json({"name": name, "old_counts": False})
+            return
         click.echo(f"user {name} has the newer password alone", err=True)
         return
-    password, is_made = read_password(password_file, password_env, generate=generate)
-    with open_client(bootstrap, timeout_s=timeout_s) as client:
-        client.change_password(name, password, keep_old=keep_old)
+    password = read_password(password_file, password_env, generate=generate)
+    with open_client(bootstrap, timeout_s=timeout_s) as client, password.kept():
+        client.change_password(name, password.text, keep_old=keep_old)
+    if output_format == "json":
+        print_json({"name": name, "old_counts": keep_old, **password.shown()})
+        return
     both = ", beside the one before" if keep_old else ""
     click.echo(f"user {name} has a new password{both}", err=True)
-    if is_made:
-        print(password)
+    if password.is_made:
+        print(password.text)
 
 
 @user.command("admin")
 @_NAME
 @click.argument("state", type=click.Choice(["on", "off"]))
+@_YES
 @bootstrap_option
+@format_option()
 @debug_option
-def admin_(name: str, state: str, bootstrap: str, timeout_s: float) -> None:
+def admin_(
+    name: str, state: str, yes: bool, bootstrap: str, timeout_s: float, output_format: str
+) -> None:
     """Let a user do everything, whatever the rules are (on), or no more (off)."""
+    # It may be the last administrator: `super.users` of a broker is the way back then.
+    if state == "off" and not yes:
+        confirmed(f"Take the rights of an administrator from {name}?")
     with open_client(bootstrap, timeout_s=timeout_s) as client:
         client.set_admin(name, state == "on")
+    if output_format == "json":
+        print_json({"name": name, "is_admin": state == "on"})
+        return
     click.echo(f"user {name} {'is an' if state == 'on' else 'is no'} administrator", err=True)
 
 
@@ -213,19 +272,19 @@ def admin_(name: str, state: str, bootstrap: str, timeout_s: float) -> None:
 @debug_option
 def hash_(name: str, password_file: Path | None, password_env: str | None, generate: bool) -> None:
     """Print the lines for `admin.credential.file`, with which a cluster gets its first user."""
-    from quiverlog.local.secret_file import credential_lines
+    from quiverlog.local.secret_file import credential_text
     from quiverlog.types import USER_NAME
 
     if not USER_NAME.fullmatch(name):
         raise click.BadParameter("a user has 1 to 128 letters, digits and `._@-`.")
-    password, is_made = read_password(password_file, password_env, generate=generate)
+    password = read_password(password_file, password_env, generate=generate)
     try:
-        lines = credential_lines(name, password)
+        text = credential_text(name, password.text)
     except ValueError as error:
         raise CommandFailed(f"{error}.") from None
-    print("\n".join(lines))
-    if is_made:
-        click.echo(f"the password of {name}: {password}", err=True)
+    print(text, end="")
+    if password.is_made:
+        click.echo(f"the password of {name}: {password.text}", err=True)
 
 
 @click.command()
@@ -259,5 +318,5 @@ def whoami(bootstrap: str, timeout_s: float, output_format: str) -> None:
 
 def _rules(*, is_super: bool, authorises: bool) -> str:
     if not authorises:
-        return "none count here: no listener of this broker asks for logins"
-    return "none count: an administrator" if is_super else "count"
+        return "do not apply: no listener of this broker asks for logins"
+    return "do not apply: an administrator" if is_super else "apply"

@@ -8,7 +8,7 @@ import click
 
 from quiverlog.cli.console.failures import CommandFailed
 from quiverlog.cli.console.options import debug_option
-from quiverlog.local.secret_file import make_secret, replace_secret_file, write_secret_file
+from quiverlog.local.secret_file import make_secret, write_private
 from quiverlog.wire.peer_proof import SECRETS_MAX, parse_secrets
 
 __all__ = ["secret"]
@@ -33,7 +33,7 @@ def new(file: Path | None) -> None:
         print(make_secret())
         return
     try:
-        write_secret_file(file, [make_secret()])
+        write_private(file, f"{make_secret()}\n")
     except FileExistsError:
         raise CommandFailed(
             f"{file} is there already: `quiverlog secret rotate {file}` adds a new secret to it."
@@ -87,6 +87,6 @@ def _read(file: Path) -> tuple[list[str], list[int]]:
 
 def _replace(file: Path, lines: list[str]) -> None:
     try:
-        replace_secret_file(file, lines)
+        write_private(file, "".join(f"{line}\n" for line in lines), replaces=True)
     except OSError as error:
         raise CommandFailed(f"{file} cannot be replaced: {error.strerror}.") from error

@@ -1,20 +1,20 @@
 """Users and tokens: made, changed and listed.
 
 A password never leaves this process: brokers get what checks a proof. A change counts at every live
-broker when it returns, or `_SPREAD_S` have passed.
+broker when it returns, or `_APPLIED_S` have passed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from quiverlog.client.base.commands import Operation, Sleep
+from quiverlog.client.base.commands import CallMany, Operation, Reply, Sleep
 from quiverlog.client.base.results import moment
-from quiverlog.client.cluster.metadata import check
 from quiverlog.client.cluster.routing import Cluster
 from quiverlog.errors import (
     ConnectionClosed,
@@ -23,6 +23,7 @@ from quiverlog.errors import (
     OutcomeUnknown,
     QuiverlogError,
     RequestTimedOut,
+    UnknownToken,
     UnknownUser,
     UserExists,
 )
@@ -69,7 +70,8 @@ __all__ = [
     "who_am_i",
 ]
 
-_SPREAD_S: Final = 5.0
+_APPLIED_S: Final = 5.0
+_ANSWER_S: Final = 1.0
 _PAUSE_S: Final = 0.02
 
 
@@ -203,7 +205,7 @@ def change_password(
         )
 
     version = yield from cluster.retrying(attempt)
-    yield from _spread(cluster, version)
+    yield from _wait_until_applied(cluster, version)
 
 
 def change_user(cluster: Cluster, name: str, change: UserChange) -> Operation[None]:
@@ -288,7 +290,7 @@ def _alter_until_answered(
             return version
 
     version = yield from cluster.retrying(attempt)
-    yield from _spread(cluster, version)
+    yield from _wait_until_applied(cluster, version)
 
 
 def _alter(cluster: Cluster, request: AlterUsersRequest) -> Operation[int]:
@@ -302,24 +304,30 @@ def _check_name(name: str) -> None:
         raise InvalidArgument(f"{name[:128]!r}: a user has 1 to 128 letters, digits and `._@-`.")
 
 
-def _spread(cluster: Cluster, version: int) -> Operation[None]:
+def _wait_until_applied(cluster: Cluster, version: int) -> Operation[None]:
     """Wait until the live brokers have applied a version of the metadata."""
-    deadline_s = cluster.clock() + min(_SPREAD_S, cluster.settings.request_timeout_s)
+    deadline_s = cluster.clock() + min(_APPLIED_S, cluster.settings.request_timeout_s)
     try:
         yield from cluster.refresh([])
     except QuiverlogError:
         return  # The change is made; its own connection may have ended with it.
-    for address in list(cluster.metadata.brokers.values()):
-        while (left_s := deadline_s - cluster.clock()) > 0:
-            try:
-                reply = yield cluster.call(address, MetadataRequest(topics=[]), timeout_s=left_s)
-                check(reply.response)
-            except QuiverlogError:
-                break  # One that is down learns of it before it serves clients.
-            assert isinstance(reply.response, MetadataResponse)
-            if reply.response.metadata_version >= version:
-                break
+    left = list(cluster.metadata.brokers.values())
+    while left and (left_s := deadline_s - cluster.clock()) > 0:
+        # At a time: one that is silent takes no time from the others.
+        timeout_s = min(left_s, _ANSWER_S)
+        calls = [cluster.call(one, MetadataRequest(topics=[]), timeout_s=timeout_s) for one in left]
+        answers: list[Reply | QuiverlogError] = yield CallMany(calls)
+        left = [one for one, answer in zip(left, answers, strict=True) if _lags(answer, version)]
+        if left:
             yield Sleep(_PAUSE_S)
+
+
+def _lags(answer: Reply | QuiverlogError, version: int) -> bool:
+    if isinstance(answer, Reply) and not answer.response.error_code:
+        assert isinstance(answer.response, MetadataResponse)
+        return answer.response.metadata_version < version
+    # One that is down learns of it before it serves clients.
+    return isinstance(answer, RequestTimedOut)
 
 
 # --- tokens ------------------------------------------------------------------------------------
@@ -348,7 +356,7 @@ def create_token(cluster: Cluster, lifetime_s: float, owner: str = "") -> Operat
         return reply.response
 
     made = yield from cluster.retrying(attempt)
-    yield from _spread(cluster, made.metadata_version)
+    yield from _wait_until_applied(cluster, made.metadata_version)
     try:
         text = token_text(made.token_id, key)
         parse_token(text)
@@ -357,15 +365,39 @@ def create_token(cluster: Cluster, lifetime_s: float, owner: str = "") -> Operat
     return Token(made.token_id, made.owner, moment(made.expires_us), text)
 
 
-def end_tokens(cluster: Cluster, token_ids: Sequence[str] = (), owner: str = "") -> Operation[int]:
-    """Return how many were ended. `token_ids` empty: all of the user's."""
-    request = EndTokensRequest(owner=owner, token_ids=list(token_ids))
+def end_tokens(
+    cluster: Cluster, token_ids: Sequence[str] | None = None, owner: str = ""
+) -> Operation[int]:
+    """Return how many were ended. `token_ids` None: all of the user's."""
+    if token_ids is not None and not token_ids:
+        return 0  # A request without ids is for all.
+    wanted = list(dict.fromkeys(token_ids or ()))
+    is_unanswered = False
 
-    def attempt() -> Operation[EndTokensResponse]:
-        reply = yield from cluster.call_controller(request)
+    def ended(ids: list[str]) -> Operation[EndTokensResponse]:
+        reply = yield from cluster.call_controller(EndTokensRequest(owner=owner, token_ids=ids))
         assert isinstance(reply.response, EndTokensResponse)
         return reply.response
 
-    done = yield from cluster.retrying(attempt)
-    yield from _spread(cluster, done.metadata_version)
-    return done.ended_count
+    def attempt() -> Operation[tuple[int, int]]:
+        nonlocal is_unanswered
+        try:
+            done = yield from ended(wanted)
+        except (ConnectionClosed, RequestTimedOut, OutcomeUnknown):
+            is_unanswered = True
+            raise
+        except UnknownToken:
+            if not is_unanswered:
+                raise
+            # An earlier try, whose answer was lost, has ended them. Each by itself: one that was
+            # never there must not keep another alive.
+            version = 0
+            for one in wanted:
+                with contextlib.suppress(UnknownToken):
+                    version = (yield from ended([one])).metadata_version
+            return len(wanted), version
+        return done.ended_count, done.metadata_version
+
+    count, version = yield from cluster.retrying(attempt)
+    yield from _wait_until_applied(cluster, version)
+    return count

@@ -46,7 +46,7 @@ from quiverlog.wire.security.scram import (
 from .results import Address
 from .security import Security
 
-__all__ = ["LOGIN_S", "Credentials", "Login", "line_of", "renewed_in_s"]
+__all__ = ["LOGIN_S", "Credentials", "Login", "read_single_line", "renewed_in_s"]
 
 LOGIN_S: Final = 3.0
 """For a login at the least: refusals come late, and one that is cut short would look as a silent
@@ -213,7 +213,7 @@ def _read(security: Security) -> _Own:
     text = security.token
     if security.token_file:
         where = f"`token_file` {security.token_file}"
-        text = line_of(where, security.token_file)
+        text = read_single_line(where, security.token_file)
     try:
         token_id, key = parse_token(text)
     except ValueError as error:
@@ -225,7 +225,7 @@ def _password(security: Security) -> bytes:
     where, text = "`password`", security.password
     if security.password_file:
         where = f"`password_file` {security.password_file}"
-        text = line_of(where, security.password_file)
+        text = read_single_line(where, security.password_file)
     elif security.password_env:
         where = f"`password_env` {security.password_env}"
         found = os.environ.get(security.password_env)
@@ -238,7 +238,7 @@ def _password(security: Security) -> bytes:
         raise InvalidSecurity(f"{where}: {error}.") from None
 
 
-def line_of(where: str, path: str) -> str:
+def read_single_line(where: str, path: str) -> str:
     """Return a file's only line. Raises InvalidSecurity."""
     try:
         with open(path, "rb") as file:

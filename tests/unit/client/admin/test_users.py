@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from quiverlog.wire.security.user_messages import AlterUsersRequest
+import quiverlog
+from quiverlog.errors import UnknownToken
+from quiverlog.wire.messages import MetadataRequest
+from quiverlog.wire.security.user_messages import AlterUsersRequest, EndTokensRequest
 from tests.support.client_kinds import CLIENT_KINDS, connect
 from tests.support.scripted_broker import ScriptedBroker
 
@@ -33,3 +36,34 @@ def test_the_old_password_counts_on_after_a_lost_answer(
     assert set(client.list_users("alice")[0].passwords.values()) == {2}
     client.change_password("alice", "new", keep_old=True)
     assert set(client.list_users("alice")[0].passwords.values()) == {2}
+
+
+def test_tokens_are_ended_after_a_lost_answer(broker: ScriptedBroker, client: Any) -> None:
+    client.create_user("alice", "pw")
+    tokens = [client.create_token(60.0, owner="alice").token_id for _ in range(4)]
+    assert client.end_tokens([], owner="alice") == 0
+    assert client.list_users()[0].token_count == 4, "none are meant by none"
+    with pytest.raises(UnknownToken):
+        client.end_tokens([tokens[0], "0" * 24], owner="alice")
+    broker.fault(EndTokensRequest, "drop_reply")
+    assert client.end_tokens([*tokens[:2], tokens[0]], owner="alice") == 2
+    assert client.list_users()[0].token_count == 2
+    # Lost before it came: what is not there must not keep another alive.
+    broker.fault(EndTokensRequest, "drop")
+    client.end_tokens(["0" * 24, tokens[2]], owner="alice")
+    assert client.list_users()[0].token_count == 1
+    assert client.end_tokens(owner="alice") == 1
+    assert client.list_users()[0].token_count == 0
+
+
+def test_a_silent_broker_takes_no_time_from_the_others(broker: ScriptedBroker) -> None:
+    other = broker.door(7)
+    with quiverlog.connect(broker.bootstrap, request_timeout=0.5) as client:
+        client.create_user("alice", "pw")
+        client.list_topics()
+        broker.fault(MetadataRequest, lambda request: None)  # That of the list of brokers.
+        broker.fault(MetadataRequest, "hang")
+        before = len(other.requests)
+        client.set_admin("alice", True)
+        asked = [type(one) for one in other.requests[before:]]
+        assert MetadataRequest in asked
