@@ -33,6 +33,7 @@ from quiverlog.client.base.schema_history import check_history_size, history_fro
 from quiverlog.client.base.security import Security
 from quiverlog.client.base.waits import Wait, Waits
 from quiverlog.errors import (
+    AuthenticationFailed,
     BrokerShuttingDown,
     ConnectionClosed,
     ConnectionFailed,
@@ -389,6 +390,7 @@ class Cluster:
         Raises:
             ConnectionFailed, RequestTimedOut: none answered; names every address and its failure.
             BrokerShuttingDown, TooManyConnections, ThrottledBroker: the same, and one refused.
+            AuthenticationFailed: none answered, and one refused the login.
         """
         return (yield from self._ask_any(request, is_read=is_read))[1]
 
@@ -416,6 +418,11 @@ class Cluster:
                     raise _of_change(error) from error
                 failures.append(error)
                 continue
+            except AuthenticationFailed as error:
+                # One that is cut off from the controller lacks new passwords and tokens.
+                self._known.failed(address, addresses)
+                failures.append(error)
+                continue
             except QuiverlogError:
                 self._known.failed(address, addresses)
                 raise
@@ -432,11 +439,12 @@ class Cluster:
             return best[1], best[2]
         assert len(failures) == len(addresses), "each has answered, or has failed"
         kinds = [type(error) for error in failures]
+        texts = " ".join(dict.fromkeys(error.message for error in failures))  # each once
         if set(kinds) == {TlsFailed}:
-            raise TlsFailed(" ".join(dict.fromkeys(error.message for error in failures)))
-        kind = next((kind for kind in (*NOT_READY, RequestTimedOut) if kind in kinds), None)
-        texts = dict.fromkeys(error.message for error in failures)  # each once
-        raise (kind or ConnectionFailed)(" ".join(texts))
+            raise TlsFailed(texts)
+        # A refusal is final: the login is no better in a second.
+        named = (AuthenticationFailed, *NOT_READY, RequestTimedOut)
+        raise next((kind for kind in named if kind in kinds), ConnectionFailed)(texts)
 
     def call_controller(self, request: m.Request) -> Operation[Reply]:
         # The try after a NotController goes to the controller that it named. If that fails too, or

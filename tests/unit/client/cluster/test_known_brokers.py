@@ -10,6 +10,7 @@ from quiverlog.client.base.commands import Call, Operation, Reply, Sleep
 from quiverlog.client.base.results import Address
 from quiverlog.client.cluster.routing import Cluster, KnownBrokers, Settings
 from quiverlog.errors import (
+    AuthenticationFailed,
     BrokerShuttingDown,
     ConnectionFailed,
     InvalidRequest,
@@ -302,3 +303,18 @@ def test_silent_brokers_are_asked_after_those_that_failed_otherwise() -> None:
     assert known.order(ALL) == [TWO, THREE, ONE]
     known.answered(ONE)
     assert known.order(ALL) == [ONE, TWO, THREE]
+
+
+def test_a_refused_login_is_tried_at_the_others_and_final_where_none_takes_it() -> None:
+    world = World()
+    refused = AuthenticationFailed("one refuses the login.")
+    world.answers[ONE] = refused
+    assert world.refresh() == 10
+    assert world.asked == [ONE, TWO]
+    assert world.refresh() == 10
+    assert world.asked == [TWO], "not again while another answers"
+    world.answers = {ONE: refused, TWO: GONE, THREE: refused}
+    with pytest.raises(AuthenticationFailed, match="one refuses") as found:
+        world.refresh()
+    assert not found.value.retriable
+    assert "gone" in found.value.message
