@@ -11,8 +11,11 @@ Keys of the authorities are needed only to make certificates.
 
 from __future__ import annotations
 
+import hashlib
+import re
 import time
 from collections.abc import Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,10 +28,17 @@ from quiverlog.wire.peer_proof import broker_uri
 if TYPE_CHECKING:
     from quiverlog.local.authority import Authority
 
-__all__ = ["BROKERS_CA", "CLIENTS_CA", "TlsFolder"]
+__all__ = ["BROKERS_CA", "CLIENTS_CA", "CLIENT_FILE", "TlsFolder", "is_host"]
 
 BROKERS_CA, CLIENTS_CA = "brokers-ca", "clients-ca"
+CLIENT_FILE: Final = "client"
+"""Of the security file for clients without a certificate."""
 _CLUSTER: Final = "cluster-id"
+_SUBJECT_BYTES_MAX: Final = 64
+_NAME_CHARS_MAX: Final = 253
+_NAME: Final = re.compile(
+    r"(?:\*\.)?(?:(?!-)[A-Za-z0-9_-]{1,63}(?<!-)\.)*(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
+)
 
 
 class TlsFolder:
@@ -47,10 +57,10 @@ class TlsFolder:
         made = cls(path)
         # Two, so that the key that makes clients cannot make brokers.
         for name in (BROKERS_CA, CLIENTS_CA):
-            of = authority.make(f"{name} of {cluster_id}", days=days)
+            of = authority.make(_shortened(f"{name} of {cluster_id}"), days=days)
             made._write(name, of.certificate, of.key)
         (path / _CLUSTER).write_text(f"{cluster_id}\n")
-        made._describe("client")
+        made._describe(CLIENT_FILE)
         return made
 
     @property
@@ -65,7 +75,7 @@ class TlsFolder:
 
     @property
     def security_file(self) -> Path:
-        return self.path / "client.toml"
+        return self.path / f"{CLIENT_FILE}.toml"
 
     @property
     def brokers_ca(self) -> Path:
@@ -125,6 +135,8 @@ class TlsFolder:
 
     def _describe(self, name: str, more: str = "") -> Path:
         path = self.path / f"{name}.toml"
+        if path.exists():
+            return path  # It may have been edited: a renewal changes no name in it.
         # Names without a folder: the files may be copied together to any place.
         path.write_text(f'ca_file = "{BROKERS_CA}.pem"\n{more}')
         return path
@@ -147,6 +159,24 @@ class TlsFolder:
         write_private(self.certificate(name), certificate, replaces=True)
         # Nothing of a certificate is secret: every connection is shown it.
         self.certificate(name).chmod(0o644)
+
+
+def is_host(text: str) -> bool:
+    """Return whether a certificate can have a name or an address."""
+    try:
+        ip_address(text)
+    except ValueError:
+        return len(text) <= _NAME_CHARS_MAX and _NAME.fullmatch(text) is not None
+    return True
+
+
+def _shortened(subject: str) -> str:
+    """Return a subject that a certificate can have, which is another one for another text."""
+    data = subject.encode()
+    if len(data) <= _SUBJECT_BYTES_MAX:
+        return subject
+    digest = hashlib.sha256(data).hexdigest()[:8]
+    return f"{data[: _SUBJECT_BYTES_MAX - 9].decode(errors='ignore')} {digest}"
 
 
 def _authority() -> type[Authority]:

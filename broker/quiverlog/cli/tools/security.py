@@ -15,8 +15,9 @@ from quiverlog.cli.cluster.acl import as_principal, complete_principals
 from quiverlog.cli.console.failures import CommandFailed, ExitCode
 from quiverlog.cli.console.options import bootstrap_option, debug_option, format_option, open_client
 from quiverlog.cli.console.output import print_json, print_table
+from quiverlog.limits import CLUSTER_ID_CHARS_MAX
 from quiverlog.local.failures import LocalClusterFailed
-from quiverlog.local.tls_files import TlsFolder
+from quiverlog.local.tls_files import CLIENT_FILE, TlsFolder, is_host
 
 if TYPE_CHECKING:
     from quiverlog.client.admin.rules import AccessDecision
@@ -74,11 +75,21 @@ def init(
     folder: Path, cluster_id: str, brokers: tuple[str, ...], clients: tuple[str, ...], days: int
 ) -> None:
     """Make the two authorities of a cluster in FOLDER, and first certificates."""
+    # All that is given, before anything is made.
+    if not 0 < len(cluster_id) <= CLUSTER_ID_CHARS_MAX or not cluster_id.isprintable():
+        raise click.BadParameter(
+            f"1 to {CLUSTER_ID_CHARS_MAX} characters.", param_hint="--cluster-id"
+        )
     wanted = _parsed(brokers, clients)
+    for node_id, hosts in wanted.items():
+        if not hosts:
+            raise click.BadParameter(
+                f"broker {node_id} has no certificate yet: name its hosts.", param_hint="--broker"
+            )
     try:
         made = TlsFolder.make(folder, cluster_id, days=_AUTHORITY_DAYS)
         _issue(made, wanted, clients, days)
-    except (LocalClusterFailed, OSError) as error:
+    except (LocalClusterFailed, OSError, ValueError) as error:
         raise CommandFailed(str(error)) from error
     print(f"made the authorities of {cluster_id} in {folder}: keep it away from the brokers")
 
@@ -96,7 +107,7 @@ def issue(folder: Path, brokers: tuple[str, ...], clients: tuple[str, ...], days
         raise click.UsageError("Name a --broker or a --client.")
     try:
         _issue(TlsFolder(folder), wanted, clients, days)
-    except (LocalClusterFailed, OSError) as error:
+    except (LocalClusterFailed, OSError, ValueError) as error:
         raise CommandFailed(str(error)) from error
 
 
@@ -137,10 +148,19 @@ def _parsed(brokers: tuple[str, ...], clients: tuple[str, ...]) -> dict[int, lis
                 f"{text!r} is not NODE_ID=HOST,...", param_hint="--broker"
             ) from None
         wanted[int(found["node_id"])] = [host for host in hosts if host]
+        for host in filter(None, hosts):
+            if not is_host(host):
+                raise click.BadParameter(
+                    f"{host!r} is no host name and no address, which have no port, no brackets and"
+                    " ASCII letters alone.",
+                    param_hint="--broker",
+                )
     for name in clients:
-        if not _CLIENT.fullmatch(name) or name.startswith(("broker-", "brokers-ca", "clients-ca")):
+        is_taken = name.startswith(("broker-", "brokers-ca", "clients-ca")) or name == CLIENT_FILE
+        if is_taken or not _CLIENT.fullmatch(name):
             raise click.BadParameter(
-                f"{name!r}: 1 to 64 letters, digits, dots, - and _, and no name of a broker.",
+                f"{name!r}: 1 to 64 letters, digits, dots, - and _, not {CLIENT_FILE!r} and no name"
+                " of a broker.",
                 param_hint="--client",
             )
     return wanted

@@ -105,6 +105,23 @@ def test_renewing_makes_another_key_and_keeps_the_hosts(folder: Path) -> None:
         (["--broker", "1=a,,b"], "is not NODE_ID=HOST"),
         (["--broker", "01=a"], "is not NODE_ID=HOST"),
         (["--broker", "2"], "name the hosts"),
+        *(
+            (["--broker", f"2={host}"], "is no host name")
+            for host in (
+                "bröker",
+                "broker-1:9292",
+                "[::1]",
+                "-a",
+                "a-",
+                "a..b",
+                "a b",
+                "a" * 64,
+                "*",
+                ".".join(["a" * 49] * 6),
+            )
+        ),
+        (["--client", ""], "1 to 64 letters"),
+        (["--client", "client"], "not 'client'"),
         (["--client", "../x"], "1 to 64 letters"),
         (["--client", "broker-1"], "no name of a broker"),
         (["--client", "brokers-ca"], "no name of a broker"),
@@ -141,3 +158,42 @@ def test_numbers_and_dates_are_read_as_others_read_them(tmp_path: Path) -> None:
         assert ours.serial == theirs.serial_number
         assert ours.not_after_s == theirs.not_valid_after_utc.timestamp()
         assert ours.not_before_s == theirs.not_valid_before_utc.timestamp()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--cluster-id", "x", "--broker", "1"], "name its hosts"),
+        (["--cluster-id", "x", "--broker", "1=a", "--broker", "2=b:1"], "is no host name"),
+        (["--cluster-id", "x", "--client", "client"], "not 'client'"),
+        (["--cluster-id", ""], "1 to 249"),
+        (["--cluster-id", "x" * 250], "1 to 249"),
+    ],
+)
+def test_a_first_folder_is_made_whole_or_not_at_all(
+    tmp_path: Path, words: list[str], why: str
+) -> None:
+    done = run("init", tmp_path / "pki", *words)
+    assert done.exit_code == 2
+    assert why in done.output
+    assert not (tmp_path / "pki").exists()
+
+
+def test_long_ids_and_all_kinds_of_hosts_are_taken(tmp_path: Path) -> None:
+    subjects = set()
+    for number, cluster_id in enumerate(("x" * 50, "x" * 51, "x" * 249, "é" * 249)):
+        folder = tmp_path / str(number)
+        hosts = f"a,*.b.example,10.0.0.1,::1,{'.'.join(['a' * 61] * 4)},_x"
+        done = run("init", folder, "--cluster-id", cluster_id, "--broker", f"1={hosts}")
+        assert done.exit_code == 0, done.output
+        subjects.add(read(folder / "brokers-ca.pem").subject.rfc4514_string())
+    assert len(subjects) == 4
+
+
+def test_a_renewal_keeps_an_edited_description(folder: Path) -> None:
+    edited = (folder / "alice.toml").read_text() + 'server_name = "log.example"\n'
+    (folder / "alice.toml").write_text(edited)
+    before = read(folder / "alice.pem").serial_number
+    assert run("issue", folder, "--client", "alice").exit_code == 0
+    assert read(folder / "alice.pem").serial_number != before
+    assert (folder / "alice.toml").read_text() == edited
