@@ -33,6 +33,7 @@ __all__ = [
     "peer_names",
     "server_context",
     "verified",
+    "why_broken",
     "why_failed",
 ]
 
@@ -117,6 +118,8 @@ def client_context(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContex
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     assert context.check_hostname
+    # Authorities check alternative names; a subject may be any text.
+    context.hostname_checks_common_name = False
     assert context.verify_mode is ssl.CERT_REQUIRED
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if ca_file:
@@ -224,6 +227,17 @@ def why_failed(error: BaseException) -> str:
         if part in reason:
             return meaning
     return f"the TLS handshake failed ({reason.lower().replace('_', ' ') or error})"
+
+
+def why_broken(error: ssl.SSLError) -> str:
+    """Return why a connection broke after its handshake, as the end of a sentence."""
+    reason = getattr(error, "reason", None) or ""  # Not all of Python's own have one.
+    if isinstance(error, ssl.SSLEOFError) or "UNEXPECTED_EOF" in reason:
+        return "it was cut off"
+    for part, meaning in _REASONS.items():
+        if part in reason and "CERTIFICATE" in part:  # Judged after the client's handshake.
+            return meaning
+    return f"TLS failed ({reason.lower().replace('_', ' ') or error})"
 
 
 def is_busy(error: ssl.SSLError) -> bool:

@@ -7,6 +7,7 @@ alone.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import sys
@@ -21,6 +22,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from quiverlog.addresses import SECURITY_VARIABLE
 from quiverlog.cli.console.failures import CommandFailed, ExitCode
 from quiverlog.cli.console.output import print_json
 from quiverlog.cli.console.terminal import unshielded
@@ -70,6 +72,8 @@ class _SparkLeg:
 
 def run_demo(options: DemoOptions) -> int:
     _check_requirements()
+    # Its own brokers are plain. Spark and its workers inherit what is here.
+    os.environ.pop(SECURITY_VARIABLE, None)
     for number in (signal.SIGTERM, signal.SIGHUP):
         # As with Ctrl-C: brokers and Spark must not outlive the demo.
         signal.signal(number, _interrupt)

@@ -12,6 +12,7 @@ import logging
 import os
 import select
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -401,6 +402,11 @@ def _mapped(error: OSError, address: Address) -> QuiverlogError:
 
 def system_reason(error: Exception) -> str:
     """Return the system's text, which asyncio replaces by the address."""
+    ssl = sys.modules.get("ssl")  # A plain client never loads it.
+    if ssl is not None and isinstance(error, ssl.SSLError):
+        from quiverlog.tls import why_broken
+
+        return why_broken(error)  # Its number is OpenSSL's, and none of the system.
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).rstrip(".")

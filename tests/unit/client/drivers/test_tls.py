@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import logging
 import os
 import socket
@@ -19,7 +20,7 @@ import pytest
 
 from quiverlog.client.base.results import Address
 from quiverlog.client.base.security import Security
-from quiverlog.client.drivers.blocking import readable
+from quiverlog.client.drivers.blocking import readable, system_reason
 from quiverlog.client.drivers.tls import TlsContexts
 from quiverlog.errors import ConnectionFailed, InvalidSecurity, TlsFailed, UnknownTopic
 from quiverlog.local.authority import Authority
@@ -135,6 +136,33 @@ def test_another_name_is_checked_where_one_is_given(folder, files, authority):
         bad = Security(ca_file=files.ca, server_name="other.example")
         with pytest.raises(TlsFailed, match="Hostname mismatch"):
             connect("blocking", broker.bootstrap, security=bad)
+
+
+def test_a_subject_is_no_name(folder, files, authority):
+    """Authorities check alternative names alone."""
+    made = write_files(folder, "named.example", authority=authority, hosts=())
+    security = Security(ca_file=files.ca, server_name="named.example")
+    with (
+        ScriptedBroker(tls=server(made)) as broker,
+        pytest.raises(TlsFailed, match="Hostname mismatch"),
+    ):
+        connect("blocking", broker.bootstrap, security=security)
+
+
+def test_a_broken_connection_has_no_text_of_the_system():
+    """OpenSSL's numbers are none of the system's: 1 is "Operation not permitted" there."""
+    reset = ConnectionResetError(errno.ECONNRESET, "asyncio names the address here")
+    assert system_reason(reset) == "Connection reset by peer"
+    cases = {
+        "BAD_RECORD_MAC": "TLS failed (bad record mac)",
+        "UNEXPECTED_EOF_WHILE_READING": "it was cut off",
+        "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a client certificate, and none was sent",
+    }
+    for reason, text in cases.items():
+        error = ssl.SSLError(1, f"[SSL: {reason}]")
+        error.reason = reason
+        assert system_reason(error) == text
+    assert system_reason(ssl.SSLEOFError(8, "EOF occurred")) == "it was cut off"
 
 
 @contextlib.contextmanager
