@@ -38,8 +38,11 @@ _NAMES: Final = {Limit.BYTES_IN: "in", Limit.BYTES_OUT: "out"}
 
 
 class _Muted(NamedTuple):
+    """Until `end_us`, as in `throttle_ms`; `look_us` is sooner, in case that a quota is raised."""
+
     since_us: int
-    due_us: int
+    look_us: int
+    end_us: int
     limit: Limit
 
 
@@ -147,7 +150,8 @@ class Quotas:
         self._charge(connection_id, Limit.BYTES_IN, byte_count, now)
 
     def settle(self, now: Now) -> None:
-        """At the end of a call: count the rows of its answers, add `throttle_ms`, and mute."""
+        """At the end of a call: count the rows of its answers, mute, and add `throttle_ms`."""
+        answers: list[tuple[int, m.FetchResponse | m.ProduceResponse]] = []
         for effect in self._outbox.effects:
             if type(effect) is not Respond:
                 continue
@@ -156,12 +160,17 @@ class Quotas:
                 # In the body, or in files that the client reads itself.
                 byte_count = sum(one.batch_bytes for one in response.partitions)
                 self._charge(connection_id, Limit.BYTES_OUT, byte_count, now)
-                response.throttle_ms = self._wait_ms(connection_id, Limit.BYTES_OUT, now)
+                answers.append((connection_id, response))
             elif type(response) is m.ProduceResponse:
-                response.throttle_ms = self._wait_ms(connection_id, Limit.BYTES_IN, now)
+                answers.append((connection_id, response))
         beyond, self._beyond = self._beyond, {}
         for connection_id in beyond:
             self._mute(connection_id, now)
+        for connection_id, response in answers if self._muted else ():
+            muted = self._muted.get(connection_id)
+            if muted is not None:
+                wait_us = max(0, muted.end_us - now.mono_us)
+                response.throttle_ms = min(_TOLD_MS_MAX, -(-wait_us // 1_000))
 
     def _charge(self, connection_id: int, limit: Limit, byte_count: int, now: Now) -> None:
         bucket = self._buckets_of(connection_id, now)[limit]
@@ -172,11 +181,6 @@ class Quotas:
         if beyond:
             self._metrics.quota_bytes_beyond[_NAMES[limit]] += beyond
             self._beyond[connection_id] = None
-
-    def _wait_ms(self, connection_id: int, limit: Limit, now: Now) -> int:
-        bucket = self._buckets_of(connection_id, now)[limit]
-        wait_us = 0 if bucket is None else bucket.wait_us(now.mono_us)
-        return min(_TOLD_MS_MAX, -(-wait_us // 1_000))
 
     def _buckets_of(self, connection_id: int, now: Now) -> tuple[Bucket | None, ...]:
         known = self._measured.get(connection_id)
@@ -217,19 +221,25 @@ class Quotas:
         return (wait_us, limit) if wait_us else None
 
     def _mute(self, connection_id: int, now: Now) -> None:
-        if connection_id in self._muted:
-            return
+        """Until the debt of this moment is paid: what other connections send later is theirs."""
         longest = self._longest(connection_id, now)
         assert self.is_on or longest is None, "a debt is to a quota"
-        if longest is not None:
-            self._outbox.emit(ConnectionMuted(connection_id, is_muted=True))
-            self._until(connection_id, *longest, now)
+        if longest is None:
+            return
+        end_us = now.mono_us + longest[0]
+        muted = self._muted.get(connection_id)
+        if muted is not None:  # It had several requests under way.
+            self._muted[connection_id] = muted._replace(end_us=max(end_us, muted.end_us))
+            return
+        self._outbox.emit(ConnectionMuted(connection_id, is_muted=True))
+        self._go_on(connection_id, end_us, longest, now)
 
-    def _until(self, connection_id: int, wait_us: int, limit: Limit, now: Now) -> None:
+    def _go_on(self, connection_id: int, end_us: int, longest: tuple[int, Limit], now: Now) -> None:
+        wait_us, limit = longest
         assert wait_us > 0, "it is in debt"
-        due_us = now.mono_us + min(wait_us, MUTED_US_MAX)
-        self._muted[connection_id] = _Muted(now.mono_us, due_us, limit)
-        heapq.heappush(self._due, (due_us, connection_id))
+        look_us = min(end_us, now.mono_us + min(wait_us, MUTED_US_MAX))
+        self._muted[connection_id] = _Muted(now.mono_us, look_us, end_us, limit)
+        heapq.heappush(self._due, (look_us, connection_id))
         self._metrics.quota_connections_muted = len(self._muted)
 
     def next_us(self) -> int | None:
@@ -238,15 +248,15 @@ class Quotas:
     def run(self, now: Now) -> None:
         """Look at the muted connections whose time has come."""
         while self._due and self._due[0][0] <= now.mono_us:
-            due_us, connection_id = heapq.heappop(self._due)
+            look_us, connection_id = heapq.heappop(self._due)
             muted = self._muted.get(connection_id)
-            if muted is None or muted.due_us != due_us:
+            if muted is None or muted.look_us != look_us:
                 continue  # It is gone.
-            assert muted.since_us <= due_us <= muted.since_us + MUTED_US_MAX
+            assert muted.since_us <= look_us <= muted.since_us + MUTED_US_MAX
             self._metrics.quota_muted_us[_NAMES[muted.limit]] += now.mono_us - muted.since_us
             longest = self._longest(connection_id, now)
-            if longest is not None:
-                self._until(connection_id, *longest, now)
+            if longest is not None and now.mono_us < muted.end_us:
+                self._go_on(connection_id, muted.end_us, longest, now)
                 continue
             del self._muted[connection_id]
             self._metrics.quota_connections_muted = len(self._muted)

@@ -151,6 +151,43 @@ def test_connections_of_a_user_are_measured_together(node: QuotaDriver) -> None:
     assert node.write(9 * RATE, connection=21).throttle_ms == 0
 
 
+def test_each_connection_waits_for_what_it_found_and_not_for_those_behind_it(
+    node: QuotaDriver,
+) -> None:
+    node.limit(Kind.USER, "alice", bytes_in=RATE)
+    node.connect(20, "alice")
+    first_ms = node.write(3 * RATE).throttle_ms
+    node.advance(1_000)
+    second_ms = node.write(3 * RATE, connection=20).throttle_ms
+    assert second_ms > first_ms - 1_000 + 2_500
+    node.advance(first_ms - 1_001)
+    assert node.muted == {ALICE, 20}
+    node.advance(1)
+    assert node.muted == {20}
+    node.advance(second_ms - (first_ms - 1_000))
+    assert node.muted == set()
+
+
+def test_requests_that_were_under_way_together_are_waited_for_together(node: QuotaDriver) -> None:
+    node.limit(Kind.USER, "alice", bytes_in=RATE)
+    batches = [BATCH] * (3 * RATE // len(BATCH))
+    sent = [node.produce(node.topic_id, *batches, connection=ALICE) for _ in range(2)]
+    node.advance(100)
+    while node.syncs:
+        node.flush()
+    answers = [node.answer(one) for one in sent]
+    assert answers[0] is not None
+    assert answers[1] is not None
+    told_ms = {answer[0].throttle_ms for answer in answers if answer is not None}
+    assert len(told_ms) == 1, "both say when it is read from again"
+    (wait_ms,) = told_ms
+    assert 4_500 < wait_ms < 4_900, "of five seconds, a tenth has passed"
+    node.advance(wait_ms - 1)
+    assert node.muted == {ALICE}
+    node.advance(1)
+    assert node.muted == set()
+
+
 def test_a_new_connection_of_who_owes_is_muted_at_once(node: QuotaDriver) -> None:
     node.limit(Kind.USER, "alice", bytes_in=RATE)
     node.write(5 * RATE)
