@@ -423,8 +423,12 @@ class Cluster:
                 self._known.failed(address, addresses)
                 failures.append(error)
                 continue
-            except QuiverlogError:
+            except QuiverlogError as error:
                 self._known.failed(address, addresses)
+                # A broker that stops, or ends with its certificate's authority: others do not.
+                if has_others and isinstance(error, ConnectionClosed):
+                    failures.append(error)
+                    continue
                 raise
             if staleness := staleness_of(reply.response, self.metadata):
                 self._known.failed(address, addresses)

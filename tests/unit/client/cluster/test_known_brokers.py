@@ -12,6 +12,7 @@ from quiverlog.client.cluster.routing import Cluster, KnownBrokers, Settings
 from quiverlog.errors import (
     AuthenticationFailed,
     BrokerShuttingDown,
+    ConnectionClosed,
     ConnectionFailed,
     InvalidRequest,
     QuiverlogError,
@@ -26,6 +27,7 @@ ONE, TWO, THREE = (Address(host, 9292) for host in ("one", "two", "three"))
 ALL = (ONE, TWO, THREE)
 SILENT = RequestTimedOut("silent")
 GONE = ConnectionFailed("gone")
+CLOSED = ConnectionClosed("closed")
 
 
 class World:
@@ -106,6 +108,19 @@ def test_a_broker_that_failed_goes_to_the_back(world: World, failure: QuiverlogE
     world.answers[ONE] = 10
     world.refresh()
     assert world.asked == [THREE, ONE]
+
+
+def test_a_question_that_was_cut_off_is_asked_of_the_others(world: World) -> None:
+    world.answers[ONE] = CLOSED
+    assert world.refresh() == 10
+    assert world.asked == [ONE, TWO]
+    world.answers = dict.fromkeys(ALL, CLOSED)
+    with pytest.raises(ConnectionClosed):
+        world.refresh()
+    assert world.asked == [TWO, THREE, ONE]
+    with pytest.raises(ConnectionClosed):
+        world.play(world.cluster.call_any(m.MetadataRequest(), is_read=False))
+    assert len(world.asked) == 1, "a change may have been made"
 
 
 def test_a_silent_broker_is_not_waited_for_all_the_time_there_is(world: World) -> None:
