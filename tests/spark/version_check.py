@@ -3,7 +3,7 @@
 A program and no test, because the tests' own environment has one PySpark. Rows of seven types go
 from a batch write through a batch read with metadata columns, a stream from topic to topic under a
 bound, the same query again from its checkpoint, and one with Trigger.AvailableNow; what arrives is
-compared with what was written.
+compared with what was written. Then a few rows the same ways at a broker that asks for logins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 import quiverlog
+from tests.spark.login_driver import copy
 from tests.support.broker import BrokerProcess
+from tests.support.secured import ROOT, ROOT_PASSWORD, secured_broker
 
 SCHEMA = pa.schema(
     [
@@ -107,6 +109,34 @@ def check(spark: Any, broker: BrokerProcess, client: Any, place: Path) -> None:
     assert stored(client, "now") == rows(0, ROWS + 5), "Trigger.AvailableNow"
 
 
+def check_logins(spark: Any, place: Path) -> None:
+    """By a file with a password, of which tasks get a token, and by a file with a token."""
+    password, token, plain = (place / name for name in ("password", "token", "plain.toml"))
+    password.write_text(ROOT_PASSWORD)
+    plain.write_text("tls = false\n")
+    with (
+        secured_broker(place) as broker,
+        quiverlog.connect(broker.bootstrap, security=ROOT) as client,
+    ):
+        for name in ("source", "streamed"):
+            client.create_topic(name, pa.schema([("id", pa.int64())]))
+        token.write_text(client.create_token(3_600).text)
+        reached = {"bootstrap.servers": broker.bootstrap, "security.file": str(plain)}
+        ways = ({"user": "root", "passwordFile": str(password)}, {"tokenFile": str(token)})
+        for number, way in enumerate(ways):
+            options = reached | way
+            frame = spark.range(number * ROWS, (number + 1) * ROWS)
+            frame.write.format("quiverlog").mode("append").options(**options).save("source")
+            read = spark.read.format("quiverlog").options(**options).load("source")
+            assert read.count() == (number + 1) * ROWS, f"batch read by {[*way]}"
+            query = copy(spark, options, place / "login")
+            assert query.exception() is None, query.exception()
+        found = client.read("streamed").to_arrow().column("id").to_pylist()
+        assert sorted(found) == list(range(2 * ROWS)), "a stream that changes its login"
+        (root,) = client.list_users("root")
+        assert root.token_count > 1, "tasks had tokens"
+
+
 def main() -> int:
     import pyspark
     from pyspark.sql import SparkSession
@@ -130,6 +160,7 @@ def main() -> int:
         quiverlog.connect(broker.bootstrap) as client,
     ):
         check(spark, broker, client, Path(place))
+        check_logins(spark, Path(place))
     spark.stop()
     small = "tasks" if _compat.rows_wrapper() is None else "the driver"
     print(f"PySpark {pyspark.__version__}: all rows equal; {small} read small micro-batches")
