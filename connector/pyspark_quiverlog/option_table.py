@@ -588,8 +588,8 @@ _SETTINGS: Final = (
     ),
     _of_all(
         "password",
-        "The password itself. Spark keeps options as text in several places: take one of the two"
-        " above where you can.",
+        "The password itself. Spark keeps options as text in several places, and with Connect shows"
+        " them in the server's UI and event log: take one of the two above.",
         read=parse_secret,
         label="text",
     ),

@@ -164,8 +164,9 @@ def parse_write_options(raw: Mapping[str, str], use: Use) -> WriteOptions:
 def _warn_of_literal_password() -> None:
     """Warn once in a process."""
     logger.warning(
-        "option `password`: Spark's own processes and memory have it as text; `passwordFile` and"
-        " `passwordEnv` name the place where the driver reads it"
+        "option `password`: Spark's own processes and memory have it as text, with Connect also the"
+        " server's UI and event log; `passwordFile` and `passwordEnv` name the place where the"
+        " driver reads it"
     )
 
 
