@@ -79,22 +79,17 @@ class FinalError:
             self._timer = asyncio.get_running_loop().call_later(ANSWERS_S_MAX, give_up)
         return is_first
 
-    def linger(self, transport: asyncio.Transport) -> None:
-        """Send the end of the stream; close when the client has, or after `LINGER_S`."""
+    def linger(self, transport: asyncio.Transport) -> bool:
+        """Give the client `LINGER_S` to take what was sent, and to close; False: too many have
+        that."""
         self.clear()
         table = self._table
         if table.lingering >= table.limits.lingering_max:
-            transport.close()
-            return
-        # Closed with unread bytes, the kernel sends a reset, which discards the error on its way.
-        if transport.can_write_eof():
-            with contextlib.suppress(OSError):
-                transport.write_eof()
-        else:  # TLS has no end of one direction: this sends the rest, and reads until the client's.
-            transport.close()
+            return False
         table.lingering += 1
         self._lingers = True
         self._timer = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
+        return True
 
     def clear(self) -> None:
         self.unreadable = None
@@ -169,6 +164,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         "_feed",
         "_final_error",
         "_held",
+        "_is_ending",
         "_is_settled",
         "_receiver",
         "_reported_bytes",
@@ -202,7 +198,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._backlog = Backlog()
         self._chunk_requests = CHUNK_REQUESTS_MAX
         self._feed = RequestFeed(context.metrics)
-        self._busy = self._held = self._write_paused = self._closing = False
+        self._busy = self._held = self._write_paused = self._closing = self._is_ending = False
         self._final_error = FinalError(context.connections)
         self._reported_bytes = 0
         self.is_scheduled = self._is_settled = False
@@ -309,7 +305,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closing = True
+        self._closing, self._is_ending = True, False
         self._release()
         if self._writer is not None:
             self._writer.clear()
@@ -333,7 +329,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         if self._writer is not None:
             self._writer.is_blocked = False
-            self._push(self._writer)
+            if self._closing:
+                self._end_stream()
+            else:
+                self._push(self._writer)
             return
         self._write_paused = False
         self.report()
@@ -343,7 +342,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
     # --- requests ------------------------------------------------------------------------------
     def run_turn(self) -> None:
         """Continue the backlog; without one, read again unless a limit forbids it."""
-        if self._writer is not None and self._writer.byte_count and not self._closing:
+        if self._closing:
+            self._end_stream()
+        elif self._writer is not None and self._writer.byte_count:
             self._push(self._writer)
         if self._closing or not self._held or not self._may_go_on():
             return
@@ -572,7 +573,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._context.log.info(
                 "connection overdue", peer=self.peer, reason=reason, held_bytes=held_bytes
             )
-        self._closing = True
+        self._closing, self._is_ending = True, False
         self._release()
         if self._writer is not None:
             self._writer.clear()
@@ -611,9 +612,34 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._context.connections.mark_active(self)  # The client may take the error too slowly.
         self._closing = True
         self._release()
-        if self._writer is not None:
-            self._writer.push_all()
+        if self._final_error.linger(self._transport):
+            self._is_ending = True
+            self._end_stream()
+        else:
+            if self._writer is not None:
+                self._writer.push()
+                self._writer.clear()
+            self._transport.close()
         self.report()
-        self._final_error.linger(self._transport)
         if self._held:
             self._transport.resume_reading()
+
+    def _end_stream(self) -> None:
+        """Send what waits, in steps, and then the end of the stream."""
+        writer = self._writer
+        if not self._is_ending:
+            return
+        if writer is not None and writer.byte_count:
+            writer.push()
+            if writer.byte_count:
+                if not writer.is_blocked:
+                    self._context.scheduler.request(self)
+                return
+        self._is_ending = False
+        self.report()
+        # Closed with unread bytes, the kernel sends a reset, which discards the error on its way.
+        if self._transport.can_write_eof():
+            with contextlib.suppress(OSError):
+                self._transport.write_eof()
+        else:  # TLS has no end of one direction: this sends the rest, and reads until the client's.
+            self._transport.close()

@@ -41,11 +41,6 @@ class TlsWriter:
         if self.byte_count and not self.is_blocked:
             self._transport.writelines(self._take(STEP_BYTES))
 
-    def push_all(self) -> None:
-        """Give all to the transport: the connection ends."""
-        if self.byte_count:
-            self._transport.writelines(self._take(self.byte_count))
-
     def clear(self) -> None:
         self._parts.clear()
         self.byte_count = 0

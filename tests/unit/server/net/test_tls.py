@@ -23,6 +23,7 @@ from quiverlog.local.authority import Authority
 from quiverlog.node.runtime.effects import Effect, Respond
 from quiverlog.node.runtime.events import ConnectionOpened, RequestReceived
 from quiverlog.server.net import certified as certified_module
+from quiverlog.server.net import connection as connection_module
 from quiverlog.server.net import tls as tls_module
 from quiverlog.server.net.tls import TlsHolder, TlsWatch, read_tls
 from quiverlog.server.net.tls_writer import STEP_BYTES, TlsWriter
@@ -342,6 +343,57 @@ def test_large_answers_arrive_whole_in_steps_while_others_are_answered(files, mo
         assert bytes(seen) == bytes([1, 2, 3])
         assert max(steps) <= STEP_BYTES
         assert len(steps) >= 3 * LARGE_BYTES // STEP_BYTES
+
+    run(course())
+
+
+def test_what_waits_at_the_end_is_encrypted_in_steps_and_arrives(files, monkeypatch):
+    steps: list[int] = []
+    take = TlsWriter._take
+
+    def noted(self: TlsWriter, bytes_max: int) -> list[bytes | memoryview]:
+        parts = take(self, bytes_max)
+        steps.append(sum(map(len, parts)))
+        return parts
+
+    monkeypatch.setattr(TlsWriter, "_take", noted)
+
+    async def course() -> None:
+        async with serving(tls=holder(files), write_buffer_bytes=1 << 20) as server:
+            server.node.answer = large
+            lazy = await server.connect(**client(files))
+            lazy.reader._transport.pause_reading()  # type: ignore[attr-defined]
+            lazy.writer.write(request(1))
+            await until(lambda: server.table.by_id)
+            (connection,) = server.table.by_id.values()
+            await until(lambda: connection.waiting_bytes > LARGE_BYTES * 3 // 4)
+            connection.close_soon("by the test")
+            assert max(steps) <= STEP_BYTES
+            assert connection.waiting_bytes > LARGE_BYTES // 2
+            lazy.reader._transport.resume_reading()  # type: ignore[attr-defined]
+            async with asyncio.timeout(30):
+                header = await lazy.reader.readexactly(4)
+                frame = await lazy.reader.readexactly(_frame_bytes(header) - 4)
+                assert frame[-LARGE_BYTES:] == bytes([1]) * LARGE_BYTES
+                assert await lazy.reader.read() == b"", "then comes the end"
+        assert max(steps) <= STEP_BYTES
+
+    run(course())
+
+
+def test_garbage_behind_an_answer_that_is_not_taken_ends_the_connection(files, monkeypatch):
+    monkeypatch.setattr(connection_module, "ANSWERS_S_MAX", 0.1)
+    monkeypatch.setattr(connection_module, "LINGER_S", 0.2)
+
+    async def course() -> None:
+        async with serving(tls=holder(files), write_buffer_bytes=1 << 30) as server:
+            server.node.answer = large
+            lazy = await server.connect(**client(files))
+            lazy.reader._transport.pause_reading()  # type: ignore[attr-defined]
+            lazy.writer.write(request(1) + b"\xff" * 64)
+            await until(lambda: server.metrics.connections_closed_by)
+            await until(lambda: not server.table.by_id)
+            assert server.table.lingering == 0
 
     run(course())
 
