@@ -127,6 +127,7 @@ class HttpServer:
                 plain_answer=_TLS_ONLY,
                 metrics=self.metrics,
                 log=self.log,
+                yields=True,
             )
         self._acceptor = Acceptor(
             loop,
@@ -149,7 +150,8 @@ class HttpServer:
 
     # --- connections before their handshake is over ---------------------------------------------
     def enter(self, _peer: str) -> bool | None:
-        """Return a place for a handshake; None: there is none."""
+        """Return a place for a handshake; None: there is none, unless one that says nothing gives
+        way."""
         if self._shaking >= self._connections_max():
             return None
         self._shaking += 1

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientError, ClientSession, web
 
+from quiverlog.local.authority import Authority
 from quiverlog.server.http import (
     HEAD_BYTES_MAX,
     PAGE_S,
@@ -19,7 +22,12 @@ from quiverlog.server.http import (
     HttpServer,
     prefers_openmetrics,
 )
+from quiverlog.server.net import tls as tls_module
+from quiverlog.server.net.tls import TlsHolder
 from quiverlog.server.observe.metrics import ServerMetrics
+from quiverlog.tls import ServerTls, client_context
+from tests.support.server import until as reached
+from tests.support.tls import write_files
 from tests.support.until import until
 
 REQUEST_S = 0.05
@@ -193,6 +201,42 @@ def test_a_full_port_refuses_only_while_every_request_has_begun() -> None:
         second.connection_lost(None)
 
     on_a_loop(case)
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16"])
+def test_connections_without_a_handshake_keep_no_probe_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(tls_module, "CROWDED_S", 0.05)
+    files = write_files(tmp_path, "broker", authority=Authority.make("tests"))
+    holder = TlsHolder(ServerTls(files.cert, files.key))
+    context = client_context(files.ca, "", "")
+
+    async def run() -> None:
+        server = HttpServer(
+            render_metrics=lambda _kind: (b"", ""), not_ready=str, connections_max=lambda: 2,
+            request_s=lambda: 10.0, metrics=ServerMetrics(), log=Mock(),
+        )  # fmt: skip
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            sock.setblocking(False)
+            await server.start(sock, holder)
+            port = sock.getsockname()[1]
+            mute = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            for _, writer in mute:
+                writer.write(said)
+            await reached(lambda: server._shaking == 2)
+            async with asyncio.timeout(4), ClientSession() as session:
+                url = f"https://127.0.0.1:{port}/healthz"
+                while True:
+                    with contextlib.suppress(ClientError):
+                        async with session.get(url, ssl=context) as answer:
+                            assert answer.status == HTTPStatus.OK
+                            break
+            for _, writer in mute:
+                writer.close()
+            await server.close()
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from quiverlog.core.security.principals import of_broker
+from quiverlog.core.security.principals import Kind, of_broker
 from quiverlog.errors import AuthenticationFailed, InvalidConfig, InvalidRequest, NotAuthenticated
 from quiverlog.node.runtime.clients import Clients
 from quiverlog.node.runtime.config import LISTENER_DEFAULT, NodeConfig
@@ -202,6 +202,12 @@ class PeerProofs:
     def check(self, connection_id: int, request: Request, now: Now) -> None:
         """Raises NotAuthenticated: the broker that the request names has not sent it."""
         sender: int = getattr(request, SENDERS[type(request)])
+        principal = self._clients.principal_of(connection_id)
+        if principal.kind is Kind.USER:
+            raise NotAuthenticated(
+                f"{request.API.name} in the name of node {sender}: the connection is logged in as"
+                f" {principal}, which is no broker."
+            )
         if self._asks_for_certificates and self._certified.get(connection_id) != sender:
             raise NotAuthenticated(
                 f"{request.API.name} in the name of node {sender}: the connection has not shown a"

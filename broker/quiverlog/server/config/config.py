@@ -358,14 +358,7 @@ def _refuse_contradictions(
         raise InvalidConfig(
             f"{source('cluster.secret.required')}: the secret is missing: `cluster.secret.file`."
         )
-    asks = values["authentication"].get(between)
-    is_peers = values["cluster_secret_file"] or between in values["listeners_tls"]
-    lets_join = values["cluster_id"] or values["controller_quorum_bootstrap_servers"]
-    if asks is not None and asks.asked is Asked.REQUIRED and lets_join and not is_peers:
-        raise InvalidConfig(
-            f"{source('inter.broker.listener')}: brokers meet at listener {between!r}, which asks"
-            " for logins: give them `cluster.secret.file`, by which they prove what they are."
-        )
+    _refuse_logins_of_brokers(values, between, source)
     least = limits.STAGED_PARTITIONS_MIN
     if 0 < values["staged_partitions"] < least:
         raise InvalidConfig(
@@ -375,6 +368,24 @@ def _refuse_contradictions(
     if not values["data_dir"]:
         raise InvalidConfig(f"{source('data.dir')}: a directory is needed.")
     _refuse_topic_defaults(values, topic_defaults, source)
+
+
+def _refuse_logins_of_brokers(
+    values: Mapping[str, Any], between: str, source: Callable[..., str]
+) -> None:
+    """Raise InvalidConfig where brokers meet at a listener that would take none of them."""
+    asks = values["authentication"].get(between)
+    tls = values["listeners_tls"].get(between)
+    # Where it is not required, brokers connect without TLS and show no certificate.
+    are_certified = tls is not None and tls.is_required and tls.client_auth != "none"
+    lets_join = values["cluster_id"] or values["controller_quorum_bootstrap_servers"]
+    if asks is None or asks.asked is not Asked.REQUIRED or not lets_join:
+        return
+    if not values["cluster_secret_file"] and not are_certified:
+        raise InvalidConfig(
+            f"{source('inter.broker.listener')}: brokers meet at listener {between!r}, which asks"
+            " for logins: give them `cluster.secret.file`, by which they prove what they are."
+        )
 
 
 def _refuse_topic_defaults(

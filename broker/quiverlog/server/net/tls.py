@@ -231,6 +231,7 @@ class Handshakes:
         make: makes the protocol of a connection that has this place; `is_made` of it is True once
             it owns the place.
         plain_answer: sent to a client that begins without TLS.
+        yields: where there is no place, the oldest connection that has sent nothing gives way.
     """
 
     def __init__(
@@ -243,7 +244,9 @@ class Handshakes:
         plain_answer: bytes,
         metrics: ServerMetrics,
         log: Logger,
+        yields: bool = False,
     ) -> None:
+        self._yields = yields
         self._loop = loop
         self._holder = holder
         self._make = make
@@ -266,6 +269,8 @@ class Handshakes:
             sock.close()  # It has gone.
             return
         place = self._admission.enter(peer)
+        if place is None and self._yields and self._make_room():
+            place = self._admission.enter(peer)
         if place is None:
             # Without a handshake, which would cost what is lacking.
             self._metrics.count_handshake("no_room")
@@ -277,6 +282,21 @@ class Handshakes:
         self._silent[shaking] = None
         shaking.timer = self._loop.call_later(HANDSHAKE_S, self._is_silent, shaking)
         self._loop.add_reader(sock, self._has_spoken, shaking)
+
+    def _make_room(self) -> bool:
+        """Return whether there is a place now; else there may be one a moment later."""
+        if self._silent:
+            self._drop(next(iter(self._silent)), "cut_off")
+            return True
+        oldest = next(iter(self._running), None)
+        if oldest is not None and self._loop.time() - oldest.began_s >= CROWDED_S:
+            self._cut_off(oldest)
+        return False
+
+    def _cut_off(self, running: _Shaking) -> None:
+        assert running.task is not None
+        del self._running[running]
+        running.task.cancel()
 
     def close(self) -> None:
         """End all that are under way."""
@@ -373,14 +393,12 @@ class Handshakes:
         now_s = self._loop.time()
         if len(self._running) >= RUNNING_MAX:
             oldest = next(iter(self._running))
-            assert oldest.task is not None
             if now_s - oldest.began_s < CROWDED_S:
                 if self._crowded is None:
                     due_s = oldest.began_s + CROWDED_S
                     self._crowded = self._loop.call_at(due_s, self._look_again)
                 return
-            del self._running[oldest]
-            oldest.task.cancel()
+            self._cut_off(oldest)
         shaking = self._queue.popleft()
         shaking.began_s = now_s
         self._running[shaking] = None

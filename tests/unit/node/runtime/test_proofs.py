@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quiverlog.addresses import Address
+from quiverlog.core.security.principals import of_user
 from quiverlog.errors import (
     AuthenticationFailed,
     CorruptLog,
@@ -251,6 +252,12 @@ def test_brokers_without_proof_are_taken_counted_and_warned_of(lenient: NodeDriv
     assert (lenient.metrics.peer_connections_unproved, warnings()) == (1, 1)
     assert beat(lenient, connection=2) == 74
     assert (lenient.metrics.peer_connections_unproved, warnings()) == (2, 1)
+
+
+def test_a_user_is_no_broker_although_no_proof_is_required(lenient: NodeDriver) -> None:
+    lenient.node.broker.clients.authenticated(PEER, of_user("alice"))
+    assert beat(lenient) == NotAuthenticated.code
+    assert beat(lenient, connection=2) == 74, "others go on"
 
 
 def test_a_wrong_proof_is_refused_although_none_is_required(lenient: NodeDriver) -> None:

@@ -340,6 +340,17 @@ def test_what_names_no_audited_topics(text: str, why: str) -> None:
         load_config(environ={"QUIVERLOG_AUDIT_TOPICS": text})
 
 
+@pytest.mark.parametrize("required", ["true", "false"])
+def test_certificates_stand_for_the_secret_where_tls_is_required(required: str) -> None:
+    flags = asking(authentication="required", **NO_TLS, **WITH_TLS, tls_required=required)
+    flags["cluster.id"] = "c"
+    if required == "true":
+        assert load_config(flags=flags).cluster_id == "c"
+        return
+    with pytest.raises(InvalidConfig, match="give them `cluster"):
+        load_config(flags=flags)
+
+
 def test_brokers_that_meet_where_logins_are_asked_for_have_a_secret() -> None:
     flags = asking(authentication="required", **NO_TLS)
     with pytest.raises(InvalidConfig, match="give them `cluster"):
