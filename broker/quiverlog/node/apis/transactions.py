@@ -12,8 +12,10 @@ from itertools import islice
 from operator import attrgetter
 from typing import Final
 
+from msgspec.structs import replace
+
 from quiverlog.core.controller.features import TRANSACTIONS_LEVEL, check_finalised
-from quiverlog.core.controller.internal_topics import STAGED, TRANSACTIONS
+from quiverlog.core.controller.internal_topics import STAGED, TRANSACTIONS, is_internal
 from quiverlog.core.transactions.coordinator import Resolving
 from quiverlog.errors import CoordinatorNotReady, InvalidRequest, QuiverlogError, TransactionFenced
 from quiverlog.limits import CONFIGS_PER_REQUEST_MAX
@@ -221,7 +223,7 @@ def handle_describe_transactions(broker: Broker, call: Call) -> Steps:
         if number % _SHOWN_PER_STEP == 0:
             yield None
     if rights is not None and not rights.may(Operation.DESCRIBE, ResourceKind.CLUSTER):
-        # How much is staged, and what waits, of everybody.
+        # What is staged, and what waits, is of all clients.
         return DescribeTransactionsResponse(
             node_id=broker.config.node_id, transactions=found, next_id=next_id
         )
@@ -254,7 +256,13 @@ def handle_describe_transactions(broker: Broker, call: Call) -> Steps:
 
 
 def _seen(rights: Rights | None, waits: list[PublishWait]) -> list[PublishWait]:
-    return waits if rights is None else [one for one in waits if rights.sees(one.name)]
+    if rights is None:
+        return waits
+    seen = [one for one in waits if rights.sees(one.name)]
+    if rights.may(Operation.DESCRIBE, ResourceKind.CLUSTER):
+        return seen
+    # The reason of an internal topic's partition may name a topic of other clients.
+    return [replace(one, reason_text="") if is_internal(one.name) else one for one in seen]
 
 
 def _longest(waits: list[PublishWait]) -> list[PublishWait]:

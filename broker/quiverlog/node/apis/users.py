@@ -112,7 +112,6 @@ def handle_alter_users(broker: Broker, call: Call) -> Steps:
     if request.change not in set(_EVENTS):
         raise InvalidRequest(f"change {request.change} of a user is unknown.")
     change = UserChange(request.change)
-    _check_change(broker, call, request, change)
     key = broker.entropy(users.SECURITY_KEY_BYTES)
     records = yield from decided(
         broker, call, partial(_alter_decide, broker, call, request, change, key)
@@ -141,15 +140,19 @@ def _check_change(
 
 
 def _check_no_admin(broker: Broker, call: Call, rights: Rights, name: str) -> None:
-    """What one may do to an administrator, or as one, is all that there is: raise NotAuthorized
-    unless the client may change the cluster."""
-    if NAME.fullmatch(name) and broker.authoriser.may_all(of_user(name)):
+    """Raise NotAuthorized for an administrator, or one to be, unless the client may change the
+    cluster: as that user it might do everything."""
+    user = broker.metadata.pending.users.get(name)
+    is_admin = user is not None and user.is_admin
+    if is_admin or (NAME.fullmatch(name) and broker.authoriser.may_all(of_user(name))):
         rights.check(call.request.API, Operation.ALTER, ResourceKind.CLUSTER)
 
 
 def _alter_decide(
     broker: Broker, call: Call, request: AlterUsersRequest, change: UserChange, key: bytes
 ) -> list[Record]:
+    # Here, as the user may be about to become an administrator.
+    _check_change(broker, call, request, change)
     image, now_us = broker.metadata.pending, call.now.wall_us
     credentials = [_stored(one) for one in request.credentials]
     if credentials and change not in (UserChange.CREATE, *_OF_PASSWORD[:2]):
@@ -252,6 +255,7 @@ def handle_create_token(broker: Broker, call: Call) -> Steps:
     credential = _stored(request.credential)
 
     def decide() -> list[Record]:
+        _check_owner(broker, call, owner)
         return users.add_token(
             broker.metadata.pending,
             token_id,
@@ -276,17 +280,20 @@ def handle_create_token(broker: Broker, call: Call) -> Steps:
 
 def _owner(broker: Broker, call: Call, asked: str) -> str:
     """Return whose tokens a request is about."""
-    own = _own_name(broker, call.connection_id)
-    if asked and asked != own:
-        rights = broker.authoriser.rights_of(call.connection_id)
-        if rights is not None:
-            api = call.request.API
-            rights.check(api, NEEDS[api].operation, ResourceKind.TOKEN, asked)
-            _check_no_admin(broker, call, rights, asked)
-        return asked
-    if not own:
+    owner = asked or _own_name(broker, call.connection_id)
+    if not owner:
         raise InvalidRequest(f"{call.request.API.name} needs an owner, or a login.")
-    return own
+    return owner
+
+
+def _check_owner(broker: Broker, call: Call, owner: str) -> None:
+    """Raises NotAuthorized."""
+    rights = broker.authoriser.rights_of(call.connection_id)
+    if rights is None or owner == _own_name(broker, call.connection_id):
+        return
+    api = call.request.API
+    rights.check(api, NEEDS[api].operation, ResourceKind.TOKEN, owner)
+    _check_no_admin(broker, call, rights, owner)
 
 
 # END_TOKENS
@@ -297,6 +304,7 @@ def handle_end_tokens(broker: Broker, call: Call) -> Steps:
     owner = _owner(broker, call, request.owner)
 
     def decide() -> list[Record]:
+        _check_owner(broker, call, owner)
         return users.end_tokens(broker.metadata.pending, owner, request.token_ids)
 
     records = yield from decided(broker, call, decide)

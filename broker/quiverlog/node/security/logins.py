@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
+from urllib.parse import quote
 
 from quiverlog.core.controller.records import TokenRecord, UserRecord
 from quiverlog.core.security.principals import ANONYMOUS, NAME, Principal, of_user
@@ -95,7 +96,7 @@ def certified_user(names: Sequence[str], cluster_id: str) -> str:
     for kind, _, name in (one.partition(":") for one in names):
         found.setdefault(kind, []).append(name)
     uris = [one for one in found.get("URI", ()) if one.startswith(_URI)]
-    own = f"{_URI}{cluster_id}/user/"
+    own = f"{_URI}{quote(cluster_id, safe='')}/user/"
     candidates = [one.removeprefix(own) for one in uris if one.startswith(own)]
     if not uris:  # A certificate of a broker, or of another cluster, is no user's.
         candidates = [*found.get("DNS", ()), *found.get("CN", ())]

@@ -32,7 +32,7 @@ from quiverlog.wire.authentication_messages import (
     AuthenticateRequest,
 )
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
-from quiverlog.wire.peer_proof import NONCE_BYTES, ClusterSecrets, Connector, Parties
+from quiverlog.wire.peer_proof import NONCE_BYTES, ClusterSecrets, Connector, Parties, broker_uri
 from quiverlog.wire.registry import APIS
 from quiverlog.wire.security.acl_messages import AlterAclsRequest, RulePart
 from quiverlog.wire.security.scram import SCRAM_SHA_256, SCRAM_SHA_512, make_credential
@@ -520,6 +520,13 @@ def test_a_certificate_names_a_user(tmp_path: Path, names: tuple[str, ...], user
     assert answer is None
     node.advance(1_300)
     assert late(node, OTHER).error_code == AuthenticationFailed.code
+
+
+def test_a_users_uri_quotes_the_cluster_as_a_brokers_does() -> None:
+    cluster_id = "eu west/1"
+    own = broker_uri(cluster_id, 7).replace("/broker/7", "/user/alice")
+    assert certified_user([f"URI:{own}"], cluster_id) == "alice"
+    assert certified_user([f"URI:quiverlog://{cluster_id}/user/alice"], cluster_id) == ""
 
 
 def test_certificates_count_at_listeners_that_take_them(tmp_path: Path) -> None:

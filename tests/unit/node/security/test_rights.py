@@ -13,7 +13,7 @@ from quiverlog.core.controller.internal_topics import STAGED, TRANSACTIONS
 from quiverlog.core.security.acls import Rule
 from quiverlog.core.security.principals import of_user
 from quiverlog.errors import NotAuthorized, UnknownTopic, UnknownTopicId
-from quiverlog.node.apis import acls, produce
+from quiverlog.node.apis import acls, produce, transactions
 from quiverlog.node.apis.fetch import ENTRIES_PER_STEP, FILE_RANGE_BYTES_MIN
 from quiverlog.node.runtime.events import ConnectionOpened, Tick
 from quiverlog.node.security import authoriser as module
@@ -28,6 +28,7 @@ from quiverlog.wire.transaction_messages import (
     DescribeTransactionsRequest,
     ListTransactionsRequest,
     OpenTransactionRequest,
+    PublishWait,
 )
 from tests.support.node import SCHEMA, NodeDriver, batch_of
 from tests.support.rights import ALICE, ANONYMOUS, ROOT, RightsDriver, rule, settle, stage
@@ -427,6 +428,21 @@ def test_what_is_staged_by_all_is_for_operators(node: RightsDriver) -> None:
     node.give(rule(Op.DESCRIBE, Kind.CLUSTER))
     described = node.call(DescribeTransactionsRequest(), connection=ALICE)[0]
     assert described.staged_bytes_max > 0
+
+
+def test_the_reason_of_an_internal_wait_is_for_operators(node: RightsDriver) -> None:
+    waits = [PublishWait("mine", reason_text="m"), PublishWait(STAGED, reason_text="theirs-0")]
+    waits.append(PublishWait("theirs", reason_text="t"))
+    node.give(rule(Op.READ, name="mine"))
+    rights = node.node.broker.authoriser.rights_of(ALICE)
+
+    def shown() -> list[tuple[str, str]]:
+        return [(one.name, one.reason_text) for one in transactions._seen(rights, waits)]
+
+    assert shown() == [("mine", "m"), (STAGED, "")]
+    node.give(rule(Op.DESCRIBE, Kind.CLUSTER))
+    assert shown() == [("mine", "m"), (STAGED, "theirs-0")]
+    assert waits[1].reason_text == "theirs-0", "of the broker, and not changed"
 
 
 # --- the rules themselves ----------------------------------------------------------------------

@@ -12,6 +12,7 @@ from quiverlog.types import Operation as Op
 from quiverlog.types import ResourceKind as Kind
 from quiverlog.wire import messages as m
 from quiverlog.wire.security.user_messages import (
+    AlterUsersRequest,
     CreateTokenRequest,
     DescribeUsersRequest,
     EndTokensRequest,
@@ -80,6 +81,36 @@ def test_an_own_password_needs_no_right_and_another_one_does(node: RightsDriver)
     assert change(node, "alice", UserChange.DROP_OLD) == 0
     assert change(node, "alice", UserChange.DELETE) == NotAuthorized.code
     assert change(node, "alice", UserChange.ADMIN) == NotAuthorized.code
+
+
+def test_an_administrator_that_is_being_made_is_out_of_reach(node: RightsDriver) -> None:
+    node.give(rule(Op.ALL, Kind.USER, prefix=True), rule(Op.ALL, Kind.TOKEN, prefix=True))
+    node.hold_jobs = True
+    made = AlterUsersRequest(
+        name="carol",
+        change=UserChange.CREATE,
+        credentials=[credential(b"old")],
+        is_admin=True,
+    )
+    node.request(made, connection=ROOT)
+    assert "carol" not in node.node.broker.view.image.users, "it is being committed"
+    tries = [
+        AlterUsersRequest(
+            name="carol", change=UserChange.PASSWORD, credentials=[credential(b"new")]
+        ),
+        AlterUsersRequest(name="carol", change=UserChange.DELETE),
+        CreateTokenRequest(owner="carol", credential=credential(b"k")),
+        EndTokensRequest(owner="carol"),
+    ]
+    waiting = [node.request(one, connection=ALICE) for one in tries]
+    node.hold_jobs = False
+    for _ in range(30):
+        node.run_until_idle()
+        node.flush()
+    answers = [node.answer(one) for one in waiting]
+    assert [one and one[0].error_code for one in answers] == [NotAuthorized.code] * 4
+    node.connect(9, "")
+    assert log_in(node, "carol", b"old", 9).is_done, "its password is its own"
 
 
 def test_users_that_may_not_be_described_are_not_there(node: RightsDriver) -> None:
