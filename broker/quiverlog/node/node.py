@@ -316,7 +316,7 @@ class Node:
                     " HELLO and AUTHENTICATE is served before the proof."
                 )
             if (
-                event.connection_id in broker.logins.open
+                event.connection_id in broker.logins.unserved
                 and kind not in _BEFORE_PROOF
                 and not broker.logins.admits(event.connection_id, now)
             ):

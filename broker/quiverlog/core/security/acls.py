@@ -273,7 +273,7 @@ class RuleSet:
         network = self.networks.get(number)
         if network is None:
             return True
-        if caller.address is None:  # What cannot be placed is denied, and not allowed.
+        if caller.address is None:  # It may lie in the network: a deny counts, an allow does not.
             return not rule.allows
         return caller.address in network
 

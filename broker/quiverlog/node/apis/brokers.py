@@ -221,7 +221,7 @@ def handle_alter_partition(broker: Broker, call: Call) -> Steps:
 def handle_authenticate(broker: Broker, event: RequestReceived, now: Now) -> None:
     request = event.request
     assert isinstance(request, AuthenticateRequest)
-    address = broker.clients.address_of(event.connection_id)
+    address = broker.clients.network_of(event.connection_id)
     response: Response | None
     if request.mechanism == CLUSTER_SHA_256:
         if broker.clients.principal_of(event.connection_id).kind is Kind.USER:
@@ -278,7 +278,7 @@ def handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
         mechanisms=list(mechanisms),
     )
     if response.needs_authentication and not serves_brokers(broker, event.connection_id):
-        # Another broker is found by its name before it proves anything; a stranger learns nothing.
+        # A broker finds another by these names before it proves anything; clients get none of them.
         response.cluster_id = response.software_version = ""
         response.node_id = -1
     if request.version > m.HelloRequest.VERSION:
@@ -290,6 +290,6 @@ def handle_hello(broker: Broker, event: RequestReceived, now: Now) -> None:
         is_broker = request.software == BROKER_SOFTWARE and serves_brokers(
             broker, event.connection_id
         )
-        if event.connection_id not in broker.logins.open and not is_broker:
+        if event.connection_id not in broker.logins.unserved and not is_broker:
             broker.quotas.enter(event.connection_id, now)
     broker.outbox.respond(event.connection_id, request.correlation_id, response)

@@ -203,7 +203,7 @@ def handle_describe_topics(broker: Broker, call: Call) -> Steps:
 
 def _describe_name(broker: Broker, seen: Topics, name: str) -> tasks.Making[m.TopicDescription]:
     try:
-        topic = seen.described(m.Api.DESCRIBE_TOPICS, name)
+        topic = seen.described(name)
     except QuiverlogError as error:
         return m.TopicDescription(name=name, error_code=error.code, error_message=error.message)
     return (yield from _describe(broker, topic))

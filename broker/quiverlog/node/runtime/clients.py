@@ -21,12 +21,18 @@ class Clients:
     """`super_users` may do everything."""
 
     __slots__ = (
-        "_accounts", "_addresses", "_hosts", "_listeners", "_principals", "accounts", "principals",
+        "_accounts",
+        "_hosts",
+        "_listeners",
+        "_networks",
+        "_principals",
+        "accounts",
+        "principals",
         "super_users",
     )  # fmt: skip
 
     def __init__(self, super_users: Iterable[str] = ()) -> None:
-        self._addresses: dict[int, str] = {}
+        self._networks: dict[int, str] = {}
         self._hosts: dict[int, str] = {}
         self._listeners: dict[int, str] = {}
         self._accounts: dict[int, tuple[Account, ...]] = {}
@@ -40,16 +46,16 @@ class Clients:
         """Record a connection; without a valid address in `peer` it has no address account."""
         with contextlib.suppress(ValueError):
             self._hosts[connection_id] = host = parse_address(peer).host
-            self._addresses[connection_id] = network_of(host)
+            self._networks[connection_id] = network_of(host)
         if listener != LISTENER_DEFAULT:
             self._listeners[connection_id] = listener
 
     def listener_of(self, connection_id: int) -> str:
         return self._listeners.get(connection_id, LISTENER_DEFAULT)
 
-    def address_of(self, connection_id: int) -> str:
+    def network_of(self, connection_id: int) -> str:
         """Return the network of the other end; empty: it is not known."""
-        return self._addresses.get(connection_id, "")
+        return self._networks.get(connection_id, "")
 
     def set_super_users(self, names: Iterable[str]) -> None:
         self.super_users = frozenset(map(of_user, names))
@@ -77,14 +83,14 @@ class Clients:
         """Give the connection its accounts; long polls that it has parked keep their old ones."""
         # A client can invent names and open many connections, but has few addresses.
         accounts: list[Account] = [("connection", connection_id), ("client", client_id)]
-        address = self._addresses.get(connection_id)
+        address = self._networks.get(connection_id)
         if address:
             accounts.append(("address", address))
         self._accounts[connection_id] = tuple(accounts)
 
     def drop(self, connection_id: int) -> None:
         self._accounts.pop(connection_id, None)
-        self._addresses.pop(connection_id, None)
+        self._networks.pop(connection_id, None)
         self._hosts.pop(connection_id, None)
         self._listeners.pop(connection_id, None)
         self._principals.pop(connection_id, None)

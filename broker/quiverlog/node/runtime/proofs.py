@@ -20,6 +20,7 @@ from quiverlog.node.runtime.config import LISTENER_DEFAULT, NodeConfig
 from quiverlog.node.runtime.effects import ConnectionProved
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.node.runtime.refusals import RefusalLog
 from quiverlog.types import Now
 from quiverlog.wire.authentication_messages import (
     CLUSTER_SHA_256,
@@ -41,12 +42,9 @@ __all__ = ["PeerProofs"]
 
 _WARNING_US: Final = 60_000_000
 _UNPROVED: Final = "a broker takes part without proof"
-_REFUSED: Final = "a proof was refused"
 _LEFT: Final = (
     "it left when it had seen this broker's proof: its secret is another, or it was stopped"
 )
-_ADDRESSES_MAX: Final = 64
-"""With a line of their own in a minute; all others have one together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class PeerProofs:
 
     __slots__ = (
         "_asks_for_certificates", "_certified", "_challenged", "_clients", "_cluster_id",
-        "_entropy", "_listener", "_metrics", "_node_id", "_outbox", "_proved", "_refused_us",
+        "_entropy", "_listener", "_metrics", "_node_id", "_outbox", "_proved", "_refusals",
         "_seen_unproved", "_warned_us", "is_required", "secrets", "unproved",
     )  # fmt: skip
 
@@ -96,8 +94,7 @@ class PeerProofs:
         """Connections that may send nothing else before the proof: the listener is for brokers."""
         self._seen_unproved: set[int] = set()
         self._warned_us = -_WARNING_US
-        self._refused_us: dict[str, int] = {}
-        """When a refusal was logged, by address: those of the last minute."""
+        self._refusals = RefusalLog(outbox, "a proof was refused")
         metrics.cluster_secrets = len(self.secrets.values)
 
     def begin(self, config: NodeConfig, cluster_id: str, *, recorded: bool) -> None:
@@ -190,13 +187,7 @@ class PeerProofs:
 
     def _was_refused(self, address: str, why: str, now: Now) -> None:
         self._metrics.peer_proofs_refused += 1
-        since_us = now.mono_us - _WARNING_US
-        self._refused_us = {one: us for one, us in self._refused_us.items() if us > since_us}
-        is_full = len(self._refused_us) >= _ADDRESSES_MAX
-        key = "" if is_full and address not in self._refused_us else address
-        if key not in self._refused_us:
-            self._refused_us[key] = now.mono_us
-            self._outbox.log("warning", _REFUSED, address=address, why=why)
+        self._refusals.refused(address, why, now)
 
     # --- requests ------------------------------------------------------------------------------
     def check(self, connection_id: int, request: Request, now: Now) -> None:

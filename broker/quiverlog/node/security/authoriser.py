@@ -356,13 +356,13 @@ class Topics:
             return topic
         return None
 
-    def described(self, api: Api, name: str) -> TopicImage:
+    def described(self, name: str) -> TopicImage:
         """As `get`. Raises UnknownTopic; NotAuthorized: an internal topic, to be described."""
         topic = self.get(name)
         if topic is None:
             raise no_topic(name)
         if self.rights is not None:
-            self.rights.check_topic(api, _DESCRIBE, name)
+            self.rights.check_topic(self._api, _DESCRIBE, name)
         assert topic.name == name
         return topic
 

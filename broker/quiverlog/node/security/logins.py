@@ -36,6 +36,7 @@ from quiverlog.node.runtime.effects import ConnectionProved
 from quiverlog.node.runtime.metadata_view import MetadataView
 from quiverlog.node.runtime.metrics import NodeMetrics
 from quiverlog.node.runtime.outbox import Outbox
+from quiverlog.node.runtime.refusals import RefusalLog
 from quiverlog.node.security.audit import OK, TOKEN_CHARS_SHOWN, Audit
 from quiverlog.types import Now
 from quiverlog.wire.authentication_messages import (
@@ -50,7 +51,6 @@ from quiverlog.wire.security.scram import HASHES, SCRAM_SHA_256, Credential, Scr
 __all__ = ["Logins", "certified_user"]
 
 _URI: Final = "quiverlog://"
-_REFUSED: Final = "a login was refused"
 _REFUSED_US: Final = 1_000_000
 """Until the answer of a refusal, a quarter more or less."""
 _CLOSED_US: Final = 100_000
@@ -58,9 +58,6 @@ _CLOSED_US: Final = 100_000
 _REFUSED_MAX: Final = 1_024
 """Refusals that wait; beyond, the oldest is answered at once."""
 _SWEEP_MIN: Final = 256
-_QUIET_US: Final = 60_000_000
-_ADDRESSES_MAX: Final = 64
-"""With a line of their own in a minute; all others have one together."""
 
 
 class _UnderWay(NamedTuple):
@@ -113,13 +110,31 @@ def _asked(mechanism: str, under_way: _UnderWay | None) -> str:
 
 
 class Logins:
-    """`open`: connections that are not logged in, and may have to be."""
+    """`unserved`: connections that are not logged in, and may have to be."""
 
     __slots__ = (
-        "_audit", "_authentication", "_certificates", "_clients", "_closing", "_cluster_id",
-        "_ending", "_enter", "_entropy", "_expiries", "_fake_key", "_logged_in", "_logged_us",
-        "_metrics", "_node_id", "_on_end", "_outbox", "_refused", "_seen", "_under_way", "_view",
-        "open",
+        "_audit",
+        "_authentication",
+        "_certificates",
+        "_clients",
+        "_closing",
+        "_cluster_id",
+        "_ending",
+        "_enter",
+        "_entropy",
+        "_expiries",
+        "_fake_key",
+        "_logged_in",
+        "_metrics",
+        "_node_id",
+        "_on_end",
+        "_outbox",
+        "_refusals",
+        "_refused",
+        "_seen",
+        "_under_way",
+        "_view",
+        "unserved",
     )  # fmt: skip
 
     def __init__(
@@ -149,7 +164,7 @@ class Logins:
         self._metrics = metrics
         self._entropy = entropy
         self._fake_key = b""
-        self.open: dict[int, Asked] = {}
+        self.unserved: dict[int, Asked] = {}
         self._under_way: dict[int, _UnderWay] = {}
         self._logged_in: dict[int, _Login] = {}
         # (when by the monotonic clock, connection): those of ended connections are skipped.
@@ -161,8 +176,7 @@ class Logins:
         self._certificates: dict[int, tuple[str, ...]] = {}
         self._closing: deque[tuple[int, int]] = deque()
         self._seen: tuple[Mapping[str, UserRecord], Mapping[str, TokenRecord]] = ({}, {})
-        self._logged_us: dict[str, int] = {}
-        """When a refusal was logged, by address: those of the last minute."""
+        self._refusals = RefusalLog(outbox, "a login was refused")
 
     # --- connections ---------------------------------------------------------------------------
     def opened(self, connection_id: int, listener: str, names: Sequence[str] = ()) -> None:
@@ -170,12 +184,12 @@ class Logins:
         assert connection_id not in self._logged_in, "ids are never used twice"
         at = self._authentication.get(listener)
         if at is not None:
-            self.open[connection_id] = at.asked
+            self.unserved[connection_id] = at.asked
             if CERTIFICATE in at.mechanisms and names:
                 self._certificates[connection_id] = tuple(names)
 
     def drop(self, connection_id: int) -> None:
-        self.open.pop(connection_id, None)
+        self.unserved.pop(connection_id, None)
         self._under_way.pop(connection_id, None)
         self._logged_in.pop(connection_id, None)
         self._ending.discard(connection_id)
@@ -184,30 +198,30 @@ class Logins:
     def proved(self, connection_id: int) -> None:
         """Another broker has proved, by other means, that it is one."""
         assert connection_id not in self._logged_in, "a user is no broker"
-        if self.open.pop(connection_id, None) is not None:
+        if self.unserved.pop(connection_id, None) is not None:
             self._outbox.emit(ConnectionProved(connection_id))
 
     def admits(self, connection_id: int, now: Now) -> bool:
-        """Return whether to serve a request of a connection that is `open`; else leave it
+        """Return whether to serve a request of a connection that is `unserved`; else leave it
         unanswered: the connection is about to be closed.
 
         Raises:
             NotAuthenticated: it has to log in first, or a login is under way.
             QuotaExceeded: there are enough connections of its kind.
         """
-        assert connection_id in self.open
+        assert connection_id in self.unserved
         # Answers would show at once that the login was refused.
         if connection_id in self._ending:
             return False
         # Half a login is none, and its answer decides what it may ask for.
         is_undecided = connection_id in self._under_way
-        if self.open[connection_id] is Asked.REQUIRED or is_undecided:
+        if self.unserved[connection_id] is Asked.REQUIRED or is_undecided:
             raise NotAuthenticated(
                 f"this listener of broker {self._node_id} asks for a login: nothing but HELLO and"
                 " AUTHENTICATE is served before it."
             )
         self._enter(connection_id, now)
-        del self.open[connection_id]
+        del self.unserved[connection_id]
         self._metrics.connections_anonymous += 1
         return True
 
@@ -217,7 +231,7 @@ class Logins:
 
     def is_required(self, connection_id: int) -> bool:
         """True until the connection has logged in, where it must."""
-        return self.open.get(connection_id) is Asked.REQUIRED
+        return self.unserved.get(connection_id) is Asked.REQUIRED
 
     def described(self, connection_id: int) -> tuple[str, str, int]:
         """Return (mechanism, token id, UTC of its end or 0) of a connection's login."""
@@ -356,7 +370,7 @@ class Logins:
         self._logged_in[connection_id] = login
         if login.due_us:
             self._add_expiry(login.due_us, connection_id)
-        self.open.pop(connection_id, None)
+        self.unserved.pop(connection_id, None)
         self._metrics.logins += 1
         self._audit.logged_in(connection_id, str(principal), login.mechanism, OK)
         self._outbox.emit(ConnectionProved(connection_id))
@@ -381,22 +395,13 @@ class Logins:
         # Also where a login is only wanted: what comes behind is not an anonymous client's.
         self._end(connection_id)
         self._metrics.logins_refused += 1
-        self._log(address, why, now)
+        self._refusals.refused(address, why, now)
         if len(self._refused) >= _REFUSED_MAX:
             self._answer(self._refused.popleft())
         # The jitter hides how long the check took.
         jitter = int.from_bytes(self._entropy(2), "big") * _REFUSED_US // (2 * 65_536)
         due_us = now.mono_us + _REFUSED_US * 3 // 4 + jitter
         self._refused.append(_Refused(due_us, connection_id, request.correlation_id))
-
-    def _log(self, address: str, why: str, now: Now) -> None:
-        since_us = now.mono_us - _QUIET_US
-        self._logged_us = {one: us for one, us in self._logged_us.items() if us > since_us}
-        is_full = len(self._logged_us) >= _ADDRESSES_MAX
-        key = "" if is_full and address not in self._logged_us else address
-        if key not in self._logged_us:
-            self._logged_us[key] = now.mono_us
-            self._outbox.log("warning", _REFUSED, address=address, why=why)
 
     def _answer(self, refused: _Refused) -> None:
         assert refused.connection_id not in self._logged_in
@@ -462,6 +467,6 @@ class Logins:
         """Serve nothing more to a connection, whatever it has sent already."""
         assert connection_id not in self._ending, "it ends once"
         self._logged_in.pop(connection_id, None)
-        self.open[connection_id] = Asked.REQUIRED
+        self.unserved[connection_id] = Asked.REQUIRED
         self._ending.add(connection_id)
         self._on_end(connection_id)

@@ -140,7 +140,7 @@ class Quotas:
         caller = Caller(
             principal.name,
             clients.client_id_of(connection_id),
-            clients.address_of(connection_id),
+            clients.network_of(connection_id),
         )
         return find(self._seen, limit, caller)
 

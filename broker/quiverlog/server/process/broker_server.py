@@ -115,7 +115,7 @@ def node_config(
         staged_partitions=config.staged_partitions,
         audit_wanted=bool(config.audit_file),
         audit_topics=config.audit_topics,
-        # By default it is for brokers that everybody may read from.
+        # Only where it is set: the files have rows that rules may hide.
         local_reads_authenticated="local.reads" in config.given and config.local_reads == "true",
         disk_bytes=_disk_bytes(config.data_dir),
         feature_level_max=config.feature_level_max,
