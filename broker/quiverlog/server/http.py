@@ -150,8 +150,7 @@ class HttpServer:
 
     # --- connections before their handshake is over ---------------------------------------------
     def enter(self, _peer: str) -> bool | None:
-        """Return a place for a handshake; None: there is none, unless one that says nothing gives
-        way."""
+        """Return a place for a handshake; None: there is none, unless a silent client gives way."""
         if self._shaking >= self._connections_max():
             return None
         self._shaking += 1
