@@ -124,6 +124,27 @@ def test_clients_that_stop_within_a_handshake_make_room(files, monkeypatch):
     run(course())
 
 
+def test_many_that_stop_within_a_handshake_are_cut_off_one_after_another(files, monkeypatch):
+    monkeypatch.setattr(tls_module, "RUNNING_MAX", 4)
+    monkeypatch.setattr(tls_module, "CROWDED_S", 0.05)
+
+    async def course() -> None:
+        async with serving(tls=holder(files)) as server:
+            # Clocks of loops are rounded: now and then one finds that the time is not over yet.
+            open_sockets = [await silent(server) for _ in range(80)]
+            await until(lambda: taken(server) == 80)
+            for one in open_sockets:
+                one.sendall(b"\x16\x03")
+            async with asyncio.timeout(4):
+                good = await server.connect(**client(files))
+            assert handshakes(server)["cut_off"] >= 76, "those before it, and none sooner"
+            good.writer.transport.abort()
+            for one in open_sockets:
+                one.close()
+
+    run(course())
+
+
 def test_of_handshakes_that_come_at_once_one_begins_in_a_turn(files, monkeypatch):
     turn, begun = 0, []
     shake = tls_module.Handshakes._shake
