@@ -132,12 +132,15 @@ class Change(NamedTuple):
 class RuleSet:
     """All rules by number, and where to find those of a principal and a resource."""
 
-    __slots__ = ("_lengths", "_literals", "_prefixes", "networks", "next_id", "rules", "version")
+    __slots__ = (
+        "_lengths", "_literals", "_numbers", "_prefixes", "networks", "next_id", "rules", "version"
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.rules: dict[int, Rule] = {}
         self.next_id = 1
         self.version = 0
+        self._numbers: dict[Rule, int] = {}
         self.networks: dict[int, IPv4Network | IPv6Network] = {}
         """Of the rules that depend on the caller's address."""
         # Each by (principal, kind, name).
@@ -159,6 +162,7 @@ class RuleSet:
         assert number > NO_RULE
         assert number not in self.rules, "a number is never used again"
         self.rules[number] = rule
+        self._numbers[rule] = number
         self.next_id = max(self.next_id, number + 1)
         self.version += 1
         if rule.network:
@@ -171,6 +175,8 @@ class RuleSet:
 
     def remove(self, number: int) -> None:
         rule = self.rules.pop(number)
+        if self._numbers.get(rule) == number:
+            del self._numbers[rule]
         self.version += 1
         self.networks.pop(number, None)
         table = self._prefixes if rule.is_prefix else self._literals
@@ -186,7 +192,8 @@ class RuleSet:
                 del lengths[len(rule.name)]
             if not lengths:
                 del self._lengths[rule.principal, rule.kind]
-        assert self.networks.keys() <= self.rules.keys()
+        # Their number alone: one request removes many rules of many.
+        assert len(self.networks) <= len(self.rules)
 
     def number_from(self, next_id: int) -> None:
         assert next_id >= self.next_id, "numbers grow"
@@ -194,9 +201,7 @@ class RuleSet:
 
     def number_of(self, rule: Rule) -> int:
         """Return the number of an equal rule; NO_RULE: there is none."""
-        table = self._prefixes if rule.is_prefix else self._literals
-        known = table.get((rule.principal, rule.kind, rule.name), {})
-        return next((number for number, one in known.items() if one == rule), NO_RULE)
+        return self._numbers.get(rule, NO_RULE)
 
     # --- changing ------------------------------------------------------------------------------
     def change(self, additions: Iterable[Rule], removals: Iterable[int]) -> Change:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,6 +69,18 @@ def test_a_rule_that_is_removed_and_added_in_one_request_gets_a_new_number() -> 
     image = image_with(READ)
     assert take(image, READ, removals=(1,)) == [2]
     assert image.rules.rules == {2: READ}
+
+
+def test_removing_a_rule_looks_at_no_other() -> None:
+    class Unlisted(dict):  # type: ignore[type-arg]
+        def keys(self) -> NoReturn:
+            raise AssertionError("a request with many removals takes that time for each")
+
+    image = image_with(DENY, DENY._replace(name="other"), READ)
+    image.rules.networks = Unlisted(image.rules.networks)
+    take(image, removals=(1, 3))
+    assert list(image.rules.networks) == [2]
+    assert take(image, READ, DENY._replace(name="other")) == [4, 2]
 
 
 def test_removing_what_is_gone_changes_nothing_and_what_never_was_is_refused() -> None:
