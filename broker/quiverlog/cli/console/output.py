@@ -25,6 +25,8 @@ __all__ = [
 
 _GAP: Final = 3
 """Blanks between two columns of a table."""
+_RICH_ROWS_MAX: Final = 500
+"""rich lays longer tables out for seconds: theirs are lines without breaks."""
 _PIPE_WIDTH: Final = 1 << 20
 """No line is broken: grep needs whole ones."""
 
@@ -63,6 +65,9 @@ def print_table(
     from rich.text import Text  # In a plain string rich interprets [red] and :smile:.
 
     cells = [[_cell(value) for value in row] for row in rows]
+    if len(cells) > _RICH_ROWS_MAX:
+        _print_plain([_cell(name) for name in columns], cells, [name in right for name in columns])
+        return
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     least = _GAP * (len(columns) - 1)
     for number, name in enumerate(columns):
@@ -81,6 +86,28 @@ def print_table(
     target = console()
     target.width = max(target.width, least)
     target.print(table, crop=False)
+
+
+def _print_plain(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], are_right: Sequence[bool]
+) -> None:
+    """As rich writes a table into a pipe."""
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, column)) for column in zip(columns, *rows, strict=True)]
+    out = console().file
+
+    def line(cells: Sequence[str]) -> str:
+        padded: list[str] = []
+        for text, width, is_right in zip(cells, widths, are_right, strict=True):
+            blanks = " " * (width - cell_len(text))
+            padded.append(blanks + text if is_right else text + blanks)
+        return (" " * _GAP).join(padded) + "\n"
+
+    out.write(line(columns))
+    out.write("─" * (sum(widths) + _GAP * (len(widths) - 1)) + "\n")
+    out.writelines(map(line, rows))
+    out.flush()
 
 
 def print_fields(fields: Mapping[str, object]) -> None:

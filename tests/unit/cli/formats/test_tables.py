@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from quiverlog.cli.console.failures import CommandFailed
-from quiverlog.cli.console.output import print_table
+from quiverlog.cli.console.output import _RICH_ROWS_MAX, print_table
 from quiverlog.cli.formats.write_files import open_sink
 from quiverlog.cli.formats.write_table import TableSink
 
@@ -100,3 +100,15 @@ def test_colours_that_are_asked_for_come(
     monkeypatch.delenv("NO_COLOR", raising=False)
     print_table(["NAME"], [["t"]])
     assert "\x1b[" in capsys.readouterr().out
+
+
+def test_a_long_table_is_written_as_a_short_one_is_into_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heads, row = ["RULE", "名", "FROM"], (7, "漢字 x", None)
+    rows = [row, (12, "\x1b", "10.0.0.0/8")] * (_RICH_ROWS_MAX // 2)
+    print_table(heads, rows, right=["RULE"])
+    by_rich = capsys.readouterr().out.splitlines()
+    monkeypatch.setattr("rich.table.Table", None)
+    print_table(heads, [*rows, row], right=["RULE"])
+    assert capsys.readouterr().out.splitlines() == [*by_rich, by_rich[2]]
