@@ -118,6 +118,9 @@ class BlockingMethods:
             if_not_exists: a topic that has the name already is left as it is, without an error.
             validate_only: check everything, create nothing, return None.
 
+        Returns:
+            None also where this client may create the topic, and not describe it.
+
         Raises:
             TopicExists: unless `if_not_exists`.
             InvalidTopicName, InvalidSchema, InvalidPartitions, InvalidConfig: what is wrong.

@@ -78,18 +78,28 @@ def create(
                 config=config,
                 if_not_exists=if_not_exists,
             )
-            assert info is not None, "it was not a mere validation"
-            made[name] = info
+            if info is None:
+                click.echo(f"{name}: no rule lets this user describe it.", err=True)
+            else:
+                made[name] = info
     if output_format == "json":
         print_json(
-            [{"name": name, "created": name not in before, **_shape(made[name])} for name in names]
+            [
+                {"name": name, "created": name not in before, **_shape(made.get(name))}
+                for name in names
+            ]
         )
         return
     for name in names:
-        print(f"{'exists' if name in before else 'created'} {name}: {summary_of(made[name])}")
+        # Of a hidden topic it is not known which.
+        how = "exists" if name in before else "created" if name in made or not if_not_exists else ""
+        summary = f": {summary_of(made[name])}" if name in made else ""
+        print(f"{how or 'is there:'} {name}{summary}")
 
 
-def _shape(info: TopicInfo) -> dict[str, object]:
+def _shape(info: TopicInfo | None) -> dict[str, object]:
+    if info is None:
+        return {}
     return {
         "partitions": len(info.partitions),
         "replication_factor": info.replicas,

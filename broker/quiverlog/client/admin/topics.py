@@ -168,6 +168,7 @@ T = TypeVar("T")
 # Some seconds, with their pauses.
 _LOOKS_MAX = 10
 # For a topic whose creation used up the caller's time.
+_LOOKS_BEFORE_CONTROLLER = 3
 _LOOK_S_MIN = 1.0
 
 Scalar: TypeAlias = "str | int | float | bool"
@@ -290,7 +291,8 @@ def _with_open_tries(tries: list[QuiverlogError], operation: Operation[T]) -> Op
         raise
 
 
-def _when_known(cluster: Cluster, name: str, topic_id: bytes) -> Operation[TopicInfo]:
+def _when_known(cluster: Cluster, name: str, topic_id: bytes) -> Operation[TopicInfo | None]:
+    """Return None: the topic is there, and hidden from this client, which may create it alone."""
     # By its id where that is known: a broker that applies it late may still return a deleted one of
     # the same name.
     for tries in itertools.count():
@@ -301,6 +303,11 @@ def _when_known(cluster: Cluster, name: str, topic_id: bytes) -> Operation[Topic
             cluster.invalidate_topics()
             raise UnknownTopic(f"There is another topic {name!r} than the created one.", topic=name)
         except UnknownTopic:
+            if tries == _LOOKS_BEFORE_CONTROLLER:
+                # It has applied what it created: where it shows no topic, it hides it.
+                shown = (yield from cluster.refresh([name], from_controller=True)).topics
+                if name not in shown:
+                    return None
             if tries >= _LOOKS_MAX:
                 raise
         yield Sleep(backoff_s(tries, 1.0))

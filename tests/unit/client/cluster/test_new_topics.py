@@ -96,3 +96,20 @@ def test_a_topic_that_its_own_broker_does_not_show_yet_is_created_all_the_same(
     unknown = quiverlog.UnknownTopic("there is no such topic.", topic="t")
     broker.fault(m.DescribeTopicsRequest, *[unknown] * 5)
     assert client.create_topic("t", SCHEMA).name == "t"
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_client_that_may_create_a_topic_alone_is_not_refused_for_what_it_may_not_see(
+    broker: ScriptedBroker, client: Any, exists: bool
+) -> None:
+    unknown = quiverlog.UnknownTopic("there is no such topic.", topic="t")
+
+    def hidden(_request: Any, response: Any, body: bytes) -> tuple[m.Response, bytes]:
+        for one in response.topics:
+            one.error_code, one.topic_id, one.partitions = unknown.code, b"", []
+        return response, body
+
+    if exists:
+        client.create_topic("t", SCHEMA)
+    broker.fault(m.MetadataRequest, *[Answer(hidden)] * 50)
+    assert client.create_topic("t", SCHEMA, if_not_exists=exists) is None
