@@ -6,7 +6,7 @@ import enum
 import re
 from typing import Final, NamedTuple
 
-from quiverlog.limits import USER_NAME_CHARS_MAX
+from quiverlog.limits import TOPIC_NAME_CHARS_MAX, USER_NAME_CHARS_MAX
 
 __all__ = [
     "CLUSTER_NUMBERS_END",
@@ -21,6 +21,7 @@ __all__ = [
     "PUBLISH_LEADER_EPOCHS_END",
     "STAGED_PARTITIONS_END",
     "STAGED_TOPIC",
+    "TOPIC_NAME",
     "TRANSACTIONS_TOPIC",
     "USER_NAME",
     "Compression",
@@ -67,6 +68,7 @@ STAGED_TOPIC = "__staged"
 """The internal topic of rows of transactions that are not published yet."""
 
 
+TOPIC_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_CHARS_MAX}}}")
 USER_NAME: Final = re.compile(rf"[A-Za-z0-9._@-]{{1,{USER_NAME_CHARS_MAX}}}")
 """For `fullmatch`: the name of a user."""
 

@@ -269,6 +269,11 @@ def check(
     """Decide whether a principal may do something, and by which rule: exit code 0 yes, 1 no."""
     resource = _resource(options, needed=True)
     assert resource is not None
+    if resource.is_prefix:
+        raise click.UsageError(
+            f"{resource.name!r}: ask about one name. Rules about some of those that begin so may"
+            " say otherwise than the others."
+        )
     with open_client(bootstrap, timeout_s=timeout_s) as client:
         found = client.check_access(
             principal, operation, resource.kind, resource.name, address=address
@@ -279,6 +284,8 @@ def check(
         )
     else:
         why = f"by rule {found.rule}" if found.rule else "no rule allows it"
+        if found.is_allowed and not found.rule:
+            why = "the rows of this topic are checked one by one"
         if found.is_super_user:
             why = "it is a super user of the broker that was asked"
         said = "yes" if found.is_allowed else "no"

@@ -5,7 +5,6 @@ Functions read the image and return the records of the change, or raise.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -67,6 +66,7 @@ from quiverlog.limits import (
     TOPIC_NAME_CHARS_MAX,
     TOPICS_MAX,
 )
+from quiverlog.types import TOPIC_NAME
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,13 +90,11 @@ TOPIC_ID_BYTES: Final = 16
 PRODUCER_ID_BLOCK: Final = 1_000
 """One fsync for a block. A restart skips the rest of it: no id is assigned twice."""
 
-_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_CHARS_MAX}}}")
-
 
 def check_topic_name(name: str) -> None:
     if name in INTERNAL_TOPICS:
         refuse_internal(name, "the controller makes it")
-    if not _NAME.fullmatch(name) or name in (".", "..") or name.startswith("__"):
+    if not TOPIC_NAME.fullmatch(name) or name in (".", "..") or name.startswith("__"):
         raise InvalidTopicName(f"{name[:TOPIC_NAME_CHARS_MAX]!r} cannot name a topic.")
 
 

@@ -16,12 +16,12 @@ from typing import Final, NamedTuple
 
 from quiverlog.errors import InvalidRequest, PolicyViolation
 from quiverlog.limits import (
-    PRINCIPAL_CHARS_MAX,
     RULES_MAX,
     TOPIC_NAME_CHARS_MAX,
     TRANSACTIONAL_ID_CHARS_MAX,
+    USER_NAME_CHARS_MAX,
 )
-from quiverlog.types import Operation, ResourceKind
+from quiverlog.types import TOPIC_NAME, USER_NAME, Operation, ResourceKind
 
 __all__ = [
     "ANYBODY",
@@ -34,6 +34,7 @@ __all__ = [
     "Rule",
     "RuleSet",
     "address_of",
+    "check_name",
     "check_rule",
 ]
 
@@ -152,6 +153,7 @@ class RuleSet:
     def copy(self) -> RuleSet:
         made = RuleSet()
         made.rules, made.networks = dict(self.rules), dict(self.networks)
+        made._numbers = dict(self._numbers)
         made.next_id, made.version = self.next_id, self.version
         made._literals = {key: dict(one) for key, one in self._literals.items()}
         made._prefixes = {key: dict(one) for key, one in self._prefixes.items()}
@@ -253,26 +255,32 @@ class RuleSet:
             return Decision(False, denying)
         return Decision(allowing != NO_RULE, allowing)
 
-    def allows_some(self, caller: Caller, operation: Operation, kind: ResourceKind) -> bool:
-        """Return whether there may be a resource of this kind with which the caller may do it."""
-        names, denied = caller.names, set[str]()
-        beginnings: set[str] = set()
-        allows: list[Rule] = []
+    def decide_some(self, caller: Caller, operation: Operation, kind: ResourceKind) -> Decision:
+        """Return whether there may be a resource of this kind with which the caller may do it;
+        else one rule that denies what another allows."""
+        names = caller.names
+        denies: dict[tuple[bool, str], int] = {}
+        allows: dict[int, Rule] = {}
         for number, rule in self.rules.items():
             if rule.kind != kind or rule.principal not in names:
                 continue
-            if not rule.concerns(operation) or not self._holds(number, rule, caller):
-                continue
-            if rule.allows:
-                allows.append(rule)
-            else:
-                (beginnings if rule.is_prefix else denied).add(rule.name)
-        lengths = {len(one) for one in beginnings}
-        return any(
-            (one.is_prefix or one.name not in denied)
-            and not any(one.name[:length] in beginnings for length in lengths)
-            for one in allows
-        )
+            if rule.concerns(operation) and self._holds(number, rule, caller):
+                if rule.allows:
+                    allows[number] = rule
+                else:
+                    denies.setdefault((rule.is_prefix, rule.name), number)
+        # A few look-ups for each: of as many denies as allows every pair would take seconds.
+        lengths = {len(name) for is_prefix, name in denies if is_prefix}
+        denying = NO_RULE
+        for number, rule in allows.items():
+            asked = [(True, rule.name[:n]) for n in lengths if n <= len(rule.name)]
+            if not rule.is_prefix:
+                asked.append((False, rule.name))
+            found = next((denies[one] for one in asked if one in denies), NO_RULE)
+            if not found:
+                return Decision(True, number)
+            denying = denying or found
+        return Decision(False, denying)
 
     def _holds(self, number: int, rule: Rule, caller: Caller) -> bool:
         network = self.networks.get(number)
@@ -303,7 +311,7 @@ def address_of(host: str) -> IpAddress | None:
 
 
 # --- what a rule may be -------------------------------------------------------------------------
-_NAME_CHARS_MAX: Final = max(TOPIC_NAME_CHARS_MAX, TRANSACTIONAL_ID_CHARS_MAX, PRINCIPAL_CHARS_MAX)
+_SHOWN_CHARS_MAX: Final = 64
 
 
 def check_rule(rule: Rule) -> Rule:
@@ -320,7 +328,12 @@ def check_rule(rule: Rule) -> Rule:
             f"nothing asks for {operation.label} of a {kind.label}: its operations are {known}."
         )
     _check_principal(rule.principal)
-    _check_name(rule, kind)
+    if ANYBODY in rule.name:
+        raise InvalidRequest(
+            f"{rule.name[:_SHOWN_CHARS_MAX]!r}: `*` stands for a prefix at the end of a command's"
+            " argument only."
+        )
+    check_name(kind, rule.name, is_prefix=rule.is_prefix)
     if not rule.network:
         return rule
     try:
@@ -335,30 +348,42 @@ def check_rule(rule: Rule) -> Rule:
 
 
 def _check_principal(principal: str) -> None:
-    kind, colon, name = principal.partition(":")
-    is_good = principal in (ANYBODY, "anonymous") or (bool(colon) and bool(kind) and bool(name))
-    if not is_good or not principal.isprintable() or len(principal) > PRINCIPAL_CHARS_MAX:
+    # Another one would never be a caller's, and its deny would protect nothing.
+    kind, _, name = principal.partition(":")
+    is_user = kind == "user" and bool(name == ANYBODY or USER_NAME.fullmatch(name))
+    if principal not in (ANYBODY, "anonymous") and not is_user:
         raise InvalidRequest(
-            f"{principal[:PRINCIPAL_CHARS_MAX]!r} is no principal: write user:NAME, user:*,"
+            f"{principal[: 2 * USER_NAME_CHARS_MAX]!r} is no principal of a rule: write user:NAME"
+            f" (a name of 1 to {USER_NAME_CHARS_MAX} letters, digits and `._@-`), user:*,"
             " anonymous, or * for each."
         )
-    # Else a pattern would look as if it meant several users, and mean none.
-    if ANYBODY in name and name != ANYBODY:
-        raise InvalidRequest(f"{principal!r}: a principal is a whole name, or user:*.")
 
 
-def _check_name(rule: Rule, kind: ResourceKind) -> None:
+def check_name(kind: ResourceKind, name: str, *, is_prefix: bool = False) -> None:
+    """Raises InvalidRequest: nothing of this kind can have this name, or one that begins so."""
     if kind is ResourceKind.CLUSTER:
-        if rule.name or rule.is_prefix:
+        if name or is_prefix:
             raise InvalidRequest("there is one cluster: leave its name empty.")
         return
-    if not rule.name and not rule.is_prefix:
+    if is_prefix and not name:
+        return
+    if not name:
         raise InvalidRequest(f"a {kind.label} has a name; all of them are the prefix ''.")
-    if len(rule.name) > _NAME_CHARS_MAX or (rule.name and not rule.name.isprintable()):
+    shown = repr(name[:_SHOWN_CHARS_MAX])
+    if kind is ResourceKind.TOPIC:
+        is_good = TOPIC_NAME.fullmatch(name) and not name.startswith("__")
+        if not is_good or (name in (".", "..") and not is_prefix):
+            raise InvalidRequest(
+                f"{shown} is no name of a topic: it has 1 to {TOPIC_NAME_CHARS_MAX} letters,"
+                " digits and `._-`, and begins with no `__`. A rule is about one name, or prefix."
+            )
+    elif kind in (ResourceKind.USER, ResourceKind.TOKEN):
+        if not USER_NAME.fullmatch(name):
+            raise InvalidRequest(
+                f"{shown} is no name of a user: it has 1 to {USER_NAME_CHARS_MAX} letters, digits"
+                " and `._@-`. A rule is about one name, or prefix."
+            )
+    elif len(name) > TRANSACTIONAL_ID_CHARS_MAX or not name.isprintable():
         raise InvalidRequest(
-            f"a name is at most {_NAME_CHARS_MAX} printable characters, not {rule.name[:64]!r}."
-        )
-    if ANYBODY in rule.name:
-        raise InvalidRequest(
-            f"{rule.name!r}: `*` stands for a prefix at the end of a command's argument only."
+            f"a name is at most {TRANSACTIONAL_ID_CHARS_MAX} printable characters, not {shown}."
         )

@@ -7,13 +7,21 @@ from functools import partial
 from typing import Final
 
 from quiverlog.core.controller.features import SECURITY_LEVEL, check_finalised
+from quiverlog.core.controller.internal_topics import is_internal
 from quiverlog.core.controller.records import (
     QuotaRecord,
     Record,
     RemoveRuleRecord,
     RuleRecord,
 )
-from quiverlog.core.security.acls import MEANINGFUL, Caller, Rule, address_of
+from quiverlog.core.security.acls import (
+    MEANINGFUL,
+    Caller,
+    Decision,
+    Rule,
+    address_of,
+    check_name,
+)
 from quiverlog.core.security.principals import parse_principal
 from quiverlog.core.security.quotas import Owner, Quota, change
 from quiverlog.errors import InvalidRequest
@@ -21,6 +29,7 @@ from quiverlog.limits import QUOTAS_MAX, RULES_PER_REQUEST_MAX
 from quiverlog.node.broker import Broker
 from quiverlog.node.controller.not_controller import decided
 from quiverlog.node.runtime.tasks import Call, Steps
+from quiverlog.node.security.authoriser import asked_of_topic
 from quiverlog.types import Operation, ResourceKind
 from quiverlog.wire.security.acl_messages import (
     AlterAclsRequest,
@@ -139,12 +148,27 @@ def _answer(broker: Broker, question: RuleQuestion, response: DescribeAclsRespon
     if question.address and address is None:
         raise InvalidRequest(f"{question.address!r} is no address.")
     caller = Caller(question.principal, address)
-    decision = broker.view.image.rules.decide(caller, operation, kind, question.name)
-    assert decision.rule or not decision.is_allowed, "what is allowed has a rule"
+    decision = _decision(broker, caller, operation, kind, question.name)
     with contextlib.suppress(ValueError):  # Rules may be about other kinds of principals.
         response.is_super_user = broker.authoriser.may_all(parse_principal(question.principal))
     response.is_allowed = decision.is_allowed or response.is_super_user
     response.rule = decision.rule
+
+
+def _decision(
+    broker: Broker, caller: Caller, operation: Operation, kind: ResourceKind, name: str
+) -> Decision:
+    """As a broker decides on a request. Raises InvalidRequest: nothing can have this name."""
+    asked: tuple[Operation, ResourceKind, str] | None = (operation, kind, name)
+    if kind is ResourceKind.TOPIC and is_internal(name):
+        asked = asked_of_topic(operation, name)
+    else:
+        check_name(kind, name)
+    if asked is None:
+        return Decision(True)
+    decision = broker.view.image.rules.decide(caller, *asked)
+    assert decision.rule or not decision.is_allowed, "what is allowed has a rule"
+    return decision
 
 
 # --- quotas --------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from quiverlog.wire.apis import Api
 from quiverlog.wire.messages import Request
 from quiverlog.wire.registry import APIS
 
-__all__ = ["WHOLE", "Authoriser", "Guard", "Rights", "no_topic", "no_topic_id"]
+__all__ = ["WHOLE", "Authoriser", "Guard", "Rights", "asked_of_topic", "no_topic", "no_topic_id"]
 
 _ALLOWED: Final = Decision(True)
 _TOPIC, _CLUSTER = ResourceKind.TOPIC, ResourceKind.CLUSTER
@@ -51,6 +51,18 @@ def no_topic_id(topic_id: bytes) -> UnknownTopicId:
 _SOME_CACHED_MAX: Final = 1_000
 
 
+def asked_of_topic(operation: Operation, name: str) -> tuple[Operation, ResourceKind, str] | None:
+    """Return the right that it takes to do this with a topic, which may be an internal one; None:
+    it takes none."""
+    if not is_internal(name):
+        return operation, _TOPIC, name
+    if operation is Operation.WRITE and name == STAGED:
+        return None  # Its rows are checked one by one.
+    # A reader of `__staged` reads rows of every topic: that is for operators.
+    wanted = {Operation.READ: Operation.READ, _DESCRIBE: _DESCRIBE}
+    return wanted.get(operation, Operation.ALTER), _CLUSTER, ""
+
+
 class Decisions:
     """What was decided, of all callers, since the rules changed last."""
 
@@ -61,7 +73,7 @@ class Decisions:
         self._rules: RuleSet | None = None
         self._version = 0
         self._known: dict[Caller, dict[tuple[int, int, str], Decision]] = {}
-        self._some: dict[tuple[Caller, Operation, ResourceKind], bool] = {}
+        self._some: dict[tuple[Caller, Operation, ResourceKind], Decision] = {}
         self._count = 0
         self.changes = 0
         """Grows with every change of the rules that a decision has seen."""
@@ -105,7 +117,7 @@ class Decisions:
         assert not found.rule or found.rule in rules.rules, "it rests on a rule that is there"
         return found
 
-    def allows_some(self, caller: Caller, operation: Operation, kind: ResourceKind) -> bool:
+    def decide_some(self, caller: Caller, operation: Operation, kind: ResourceKind) -> Decision:
         self.look()
         rules = self._rules
         assert rules is not None
@@ -117,7 +129,7 @@ class Decisions:
         if found is None:
             if len(self._some) >= _SOME_CACHED_MAX:
                 self._some = {}
-            found = self._some[key] = rules.allows_some(caller, operation, kind)
+            found = self._some[key] = rules.decide_some(caller, operation, kind)
         return found
 
 
@@ -183,14 +195,10 @@ class Rights:
         self, operation: Operation, name: str
     ) -> tuple[Decision, Operation, ResourceKind, str]:
         assert operation is not Operation.ALL
-        if not is_internal(name):
-            return self.decide(operation, _TOPIC, name), operation, _TOPIC, name
-        if operation is Operation.WRITE and name == STAGED:
-            return _ALLOWED, operation, _TOPIC, name  # Its rows are checked one by one.
-        # A reader of `__staged` reads rows of every topic: that is for operators.
-        wanted = {Operation.READ: Operation.READ, _DESCRIBE: _DESCRIBE}
-        operation = wanted.get(operation, Operation.ALTER)
-        return self.decide(operation, _CLUSTER), operation, _CLUSTER, ""
+        found = asked_of_topic(operation, name)
+        if found is None:
+            return _ALLOWED, operation, _TOPIC, name
+        return self.decide(*found), *found
 
     # --- checks --------------------------------------------------------------------------------
     def check(self, api: Api, operation: Operation, kind: ResourceKind, name: str = "") -> None:
@@ -203,8 +211,11 @@ class Rights:
     def check_some(self, api: Api, operation: Operation, kind: ResourceKind) -> None:
         """Raises NotAuthorized: the caller may do it with no resource of this kind."""
         assert operation is not Operation.ALL
-        if not self.is_all and not self._decisions.allows_some(self.caller, operation, kind):
-            raise self._refusal(api, operation, kind, "", Decision(False))
+        if self.is_all:
+            return
+        decision = self._decisions.decide_some(self.caller, operation, kind)
+        if not decision.is_allowed:
+            raise self._refusal(api, operation, kind, "", decision)
 
     def check_topic(
         self, api: Api, operation: Operation, name: str, absent: QuiverlogError | None = None
@@ -240,7 +251,9 @@ class Rights:
     ) -> NotAuthorized:
         assert not decision.is_allowed
         self._denied(api, operation, kind, name, decision.rule)
-        resource = kind.label if kind is _CLUSTER else f"{kind.label} {name[:512]!r}"
+        resource = kind.label
+        if kind is not _CLUSTER:
+            resource = f"{kind.label} {name[:512]!r}" if name else f"any {kind.label}"
         why = f"rule {decision.rule} denies it" if decision.rule else "no rule allows it"
         return NotAuthorized(
             f"{self.caller.principal} may not {operation.label} {resource}: {why}.",

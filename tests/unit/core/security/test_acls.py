@@ -20,7 +20,11 @@ from quiverlog.core.security.acls import (
     check_rule,
 )
 from quiverlog.errors import InvalidRequest
-from quiverlog.limits import PRINCIPAL_CHARS_MAX
+from quiverlog.limits import (
+    TOPIC_NAME_CHARS_MAX,
+    TRANSACTIONAL_ID_CHARS_MAX,
+    USER_NAME_CHARS_MAX,
+)
 from quiverlog.types import Operation as Op
 from quiverlog.types import ResourceKind as Kind
 
@@ -148,7 +152,7 @@ def test_some_resource_is_allowed_unless_denies_cover_each_allow(
         )
 
     expected = any(one.allows and not is_covered(one) for one in mine)
-    assert rules.allows_some(caller, op, Kind.TOPIC) is expected
+    assert rules.decide_some(caller, op, Kind.TOPIC).is_allowed is expected
 
 
 def test_many_rules_are_copied_and_asked_about_quickly() -> None:
@@ -157,7 +161,7 @@ def test_many_rules_are_copied_and_asked_about_quickly() -> None:
         name = f"topic-{number // 2 + number % 2:05}"
         rules.add(number, Rule("*", number % 2 == 0, Op.WRITE, Kind.TOPIC, name, True))
     began = time.process_time()
-    assert not rules.allows_some(ALICE, Op.WRITE, Kind.TOPIC)
+    assert not rules.decide_some(ALICE, Op.WRITE, Kind.TOPIC).is_allowed
     assert time.process_time() - began < 1.0, "not each deny for each allow"
 
 
@@ -168,7 +172,7 @@ def test_what_is_allowed_is_visible(changes: list[Rule | int], caller: Caller, o
     for name in NAMES:
         if rules.decide(caller, op, Kind.TOPIC, name).is_allowed:
             assert rules.decide(caller, Op.DESCRIBE, Kind.TOPIC, name).is_allowed
-            assert rules.allows_some(caller, op, Kind.TOPIC)
+            assert rules.decide_some(caller, op, Kind.TOPIC).is_allowed
 
 
 def of(*rules: Rule) -> RuleSet:
@@ -259,12 +263,18 @@ def test_user_star_is_each_user_and_star_is_anonymous_too() -> None:
 
 def test_some_topic_may_be_written_unless_a_deny_covers_each_of_them() -> None:
     rules = of(allow(Op.WRITE, "orders-", prefix=True))
-    assert rules.allows_some(ALICE, Op.WRITE, Kind.TOPIC)
-    assert not rules.allows_some(ANONYMOUS, Op.WRITE, Kind.TOPIC)
+    assert rules.decide_some(ALICE, Op.WRITE, Kind.TOPIC).is_allowed
+    assert not rules.decide_some(ANONYMOUS, Op.WRITE, Kind.TOPIC).is_allowed
     rules.add(2, deny(Op.WRITE, "orders-eu"))
-    assert rules.allows_some(ALICE, Op.WRITE, Kind.TOPIC)
+    assert rules.decide_some(ALICE, Op.WRITE, Kind.TOPIC).is_allowed
     rules.add(3, deny(Op.WRITE, "ord", prefix=True))
-    assert not rules.allows_some(ALICE, Op.WRITE, Kind.TOPIC)
+    assert rules.decide_some(ALICE, Op.WRITE, Kind.TOPIC) == Decision(False, 3)
+    rules.add(4, allow(Op.WRITE, "or"))
+    assert rules.decide_some(ALICE, Op.WRITE, Kind.TOPIC) == Decision(True, 4)
+    rules.add(5, deny(Op.WRITE, "or"))
+    assert not rules.decide_some(ALICE, Op.WRITE, Kind.TOPIC).is_allowed
+    rules.add(6, allow(Op.WRITE, "or", prefix=True))
+    assert rules.decide_some(ALICE, Op.WRITE, Kind.TOPIC).is_allowed, "others begin so"
 
 
 @pytest.mark.parametrize(
@@ -273,11 +283,26 @@ def test_some_topic_may_be_written_unless_a_deny_covers_each_of_them() -> None:
         allow(Op.READ, ""),
         allow(Op.READ, "or*"),
         allow(Op.READ, "or\nders"),
-        allow(Op.READ, "x" * 600),
+        allow(Op.READ, "x" * (TOPIC_NAME_CHARS_MAX + 1)),
+        allow(Op.READ, "x" * (TOPIC_NAME_CHARS_MAX + 1), prefix=True),
+        deny(Op.ALL, "hid,vis"),
+        deny(Op.ALL, "a b"),
+        deny(Op.ALL, "a b", prefix=True),
+        deny(Op.ALL, ".."),
+        deny(Op.READ, "__staged"),
+        deny(Op.READ, "__", prefix=True),
+        Rule("*", False, Op.ALL, Kind.USER, "a b"),
+        Rule("*", False, Op.ALL, Kind.TOKEN, "x" * (USER_NAME_CHARS_MAX + 1)),
+        Rule("*", False, Op.ALL, Kind.TRANSACTIONAL_ID, "x" * (TRANSACTIONAL_ID_CHARS_MAX + 1)),
         allow(Op.READ, "orders", who="alice"),
         allow(Op.READ, "orders", who="user:"),
         allow(Op.READ, "orders", who="user:al*"),
-        allow(Op.READ, "orders", who="user:" + "a" * (PRINCIPAL_CHARS_MAX - 4)),
+        allow(Op.READ, "orders", who="user:" + "a" * (USER_NAME_CHARS_MAX + 1)),
+        allow(Op.READ, "orders", who="user:a b"),
+        allow(Op.READ, "orders", who="user:user:alice"),
+        allow(Op.READ, "orders", who="broker:1"),
+        allow(Op.READ, "orders", who="broker:*"),
+        allow(Op.READ, "orders", who="anonymous:x"),
         Rule("user:alice", True, Op.CREATE, Kind.GROUP, "g"),
         Rule("user:alice", True, 99, Kind.TOPIC, "orders"),
         Rule("user:alice", True, Op.READ, 99, "orders"),
@@ -297,9 +322,12 @@ def test_a_rule_that_promises_nothing_is_refused(bad: Rule) -> None:
     "good",
     [
         allow(Op.READ, "", prefix=True),
-        allow(Op.READ, "orders", who="user:" + "a" * (PRINCIPAL_CHARS_MAX - 5)),
+        allow(Op.READ, "orders", who="user:" + "a" * USER_NAME_CHARS_MAX),
         Rule("anonymous", False, Op.ALL, Kind.CLUSTER),
-        Rule("*", False, Op.WRITE, Kind.TRANSACTIONAL_ID, "x" * 512),
+        Rule("*", False, Op.WRITE, Kind.TRANSACTIONAL_ID, "x" * TRANSACTIONAL_ID_CHARS_MAX),
+        allow(Op.READ, "x" * TOPIC_NAME_CHARS_MAX),
+        allow(Op.READ, "..", prefix=True),
+        Rule("*", False, Op.ALL, Kind.USER, "x" * USER_NAME_CHARS_MAX),
     ],
 )
 def test_a_rule_within_the_bounds_is_stored(good: Rule) -> None:

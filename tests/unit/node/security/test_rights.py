@@ -13,6 +13,7 @@ from quiverlog.core.controller.internal_topics import STAGED, TRANSACTIONS
 from quiverlog.core.security.acls import Rule
 from quiverlog.core.security.principals import of_user
 from quiverlog.errors import NotAuthorized, UnknownTopic, UnknownTopicId
+from quiverlog.limits import TOPIC_NAME_CHARS_MAX
 from quiverlog.node.apis import acls, produce, transactions
 from quiverlog.node.apis.fetch import ENTRIES_PER_STEP, FILE_RANGE_BYTES_MIN
 from quiverlog.node.runtime.events import ConnectionOpened, Tick
@@ -472,8 +473,10 @@ def test_rules_are_shown_in_pages_and_by_what_they_are_about(
 def test_a_question_is_answered_with_the_rule_that_decides(node: RightsDriver) -> None:
     node.give(rule(Op.READ, name="orders"), rule(Op.READ, name="o", prefix=True, allows=False))
 
-    def ask(principal: str, operation: Op = Op.READ, kind: Kind = Kind.TOPIC) -> Any:
-        question = RuleQuestion(principal, operation, kind, "orders")
+    def ask(
+        principal: str, operation: Op = Op.READ, kind: Kind = Kind.TOPIC, name: str = "orders"
+    ) -> Any:
+        question = RuleQuestion(principal, operation, kind, name)
         return node.call(DescribeAclsRequest(question=question), connection=ROOT)[0]
 
     alice, root = ask("user:alice"), ask("user:root")
@@ -483,6 +486,37 @@ def test_a_question_is_answered_with_the_rule_that_decides(node: RightsDriver) -
     assert alice.is_on
     assert ask("user:alice", Op.CREATE, Kind.GROUP).error_code != 0
     assert ask("user:alice", Op.ALL).error_code != 0
+    for name in ("o*", "a b", "x" * (TOPIC_NAME_CHARS_MAX + 1)):
+        assert "no name of a topic" in ask("user:alice", name=name).error_message
+
+
+def test_a_question_about_an_internal_topic_is_answered_as_its_requests_are(
+    node: RightsDriver,
+) -> None:
+    def may(operation: Op, name: str = STAGED) -> tuple[bool, int]:
+        question = RuleQuestion("user:alice", operation, Kind.TOPIC, name)
+        found = node.call(DescribeAclsRequest(question=question), connection=ROOT)[0]
+        assert not found.error_code
+        return found.is_allowed, found.rule
+
+    staged = make_staged(node)
+    node.give(rule(Op.ALL, prefix=True))
+    answer = node.call(node.fetch_request(staged, 0), connection=ALICE)[0]
+    assert answer.partitions[0].error_code == NotAuthorized.code
+    assert may(Op.READ) == may(Op.DELETE) == (False, 0)
+    assert may(Op.WRITE) == (True, 0), "its rows are checked one by one"
+    assert may(Op.WRITE, TRANSACTIONS) == (False, 0)
+    (number,) = node.give(rule(Op.READ, Kind.CLUSTER))
+    assert may(Op.READ) == (True, number)
+
+
+def test_a_producer_that_may_write_no_topic_is_told_so(node: RightsDriver) -> None:
+    def refusal() -> Any:
+        return node.call(m.InitProducerIdRequest(), connection=ALICE)[0].error_message
+
+    assert refusal() == "user:alice may not write any topic: no rule allows it."
+    node.give(rule(Op.WRITE, name="t"), rule(Op.DESCRIBE, name="t", allows=False))
+    assert refusal() == "user:alice may not write any topic: rule 2 denies it."
 
 
 def test_too_many_changes_at_once_are_refused(
