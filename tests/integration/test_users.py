@@ -27,6 +27,7 @@ from quiverlog.errors import (
     InvalidRequest,
     LoginMissing,
     NotAuthenticated,
+    PolicyViolation,
     QuiverlogError,
 )
 from quiverlog.limits import UNPROVED_FRAME_BYTES_MAX
@@ -361,18 +362,21 @@ def test_the_first_lines_of_the_guide_work(tmp_path: Path) -> None:
 
 
 def test_a_lock_out_is_ended_by_the_brokers_own_configuration(tmp_path: Path) -> None:
-    """Without an administrator, `super.users` and SIGHUP let one in again, without a restart."""
+    """`super.users` and SIGHUP let one in, without a restart; without it the last administrator
+    stays."""
     with (
         secured_broker(tmp_path) as broker,
         quiverlog.connect(broker.bootstrap, security=ROOT) as client,
     ):
         client.create_user("eve", "pw")
-        client.set_admin("root", False)
-        assert not client.who_am_i().is_super
+        with pytest.raises(PolicyViolation, match="last administrator"):
+            client.set_admin("root", False)
         broker.write_config({**broker.config, "super.users": "eve"})
         os.kill(broker.pid, signal.SIGHUP)
         with quiverlog.connect(broker.bootstrap, security=as_("eve", "pw")) as rescued:
             until(lambda: rescued.who_am_i().is_super, "the file is read again")
+            client.set_admin("root", False)
+            assert not client.who_am_i().is_super
             rescued.set_admin("root", True)
         assert client.who_am_i().is_super
 

@@ -26,7 +26,6 @@ __all__ = [
 _GAP: Final = 3
 """Blanks between two columns of a table."""
 _RICH_ROWS_MAX: Final = 500
-"""rich lays longer tables out for seconds: theirs are lines without breaks."""
 _PIPE_WIDTH: Final = 1 << 20
 """No line is broken: grep needs whole ones."""
 
@@ -91,7 +90,7 @@ def print_table(
 def _print_plain(
     columns: Sequence[str], rows: Sequence[Sequence[str]], are_right: Sequence[bool]
 ) -> None:
-    """As rich writes a table into a pipe."""
+    """As rich writes a table into a pipe; it would lay thousands of rows out for seconds."""
     from rich.cells import cell_len
 
     widths = [max(map(cell_len, column)) for column in zip(columns, *rows, strict=True)]

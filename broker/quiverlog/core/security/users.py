@@ -19,7 +19,7 @@ from quiverlog.core.controller.records import (
     TokenRecord,
     UserRecord,
 )
-from quiverlog.core.security.principals import NAME
+from quiverlog.core.security.principals import ANONYMOUS, NAME
 from quiverlog.errors import (
     InvalidRequest,
     PolicyViolation,
@@ -78,6 +78,8 @@ def create_user(
             f"a user name has 1 to {USER_NAME_CHARS_MAX} letters, digits and `._@-`,"
             f" not {name[:USER_NAME_CHARS_MAX]!r}."
         )
+    if name == ANONYMOUS.kind.value:
+        raise InvalidRequest(f"{name!r} is what rules call a client without a login.")
     if name in image.users:
         raise UserExists(f"user {name!r} exists.")
     if len(image.users) >= USERS_MAX:
@@ -134,8 +136,13 @@ def drop_old_passwords(image: Image, name: str, *, now_us: int) -> list[Record]:
     return _changed(user, UserRecord(name, now_us, kept, user.is_admin))
 
 
-def change_admin(image: Image, name: str, *, is_admin: bool, now_us: int) -> list[Record]:
+def change_admin(
+    image: Image, name: str, *, is_admin: bool, now_us: int, may_be_last: bool
+) -> list[Record]:
+    """`may_be_last`: others administer the cluster where no administrator is left."""
     user = _found(image, name)
+    if not is_admin and not may_be_last:
+        _check_not_last(image, user)
     return _changed(user, UserRecord(name, now_us, user.credentials, is_admin))
 
 
@@ -144,8 +151,19 @@ def _changed(before: UserRecord, after: UserRecord) -> list[Record]:
     return [] if is_same else [after]
 
 
-def delete_user(image: Image, name: str) -> list[Record]:
-    return [RemoveUserRecord(_found(image, name).name)]
+def delete_user(image: Image, name: str, *, may_be_last: bool) -> list[Record]:
+    user = _found(image, name)
+    if not may_be_last:
+        _check_not_last(image, user)
+    return [RemoveUserRecord(user.name)]
+
+
+def _check_not_last(image: Image, user: UserRecord) -> None:
+    if user.is_admin and sum(one.is_admin for one in image.users.values()) == 1:
+        raise PolicyViolation(
+            f"user {user.name!r} is the last administrator. Make another one first (`quiverlog"
+            " user admin NAME on`), or set `super.users` at every broker."
+        )
 
 
 def _found(image: Image, name: str) -> UserRecord:

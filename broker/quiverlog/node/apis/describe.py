@@ -24,6 +24,7 @@ from quiverlog.node.controller.not_controller import announced_controller, endpo
 from quiverlog.node.runtime import tasks
 from quiverlog.node.runtime.tasks import Call, Steps
 from quiverlog.node.security.authoriser import Topics, no_topic_id
+from quiverlog.types import Operation, ResourceKind
 from quiverlog.wire import messages as m
 from quiverlog.wire.cluster_messages import (
     ClusterBroker,
@@ -398,9 +399,11 @@ def handle_describe_replicas(broker: Broker, call: Call) -> Steps:
     found, next_name = yield from topic_page(
         broker, call, request.names, request.first_name, partial(_held, broker)
     )
+    rights = broker.authoriser.rights_of(call.connection_id)
+    sees_brokers = rights is None or rights.may(Operation.DESCRIBE, ResourceKind.CLUSTER)
     return DescribeReplicasResponse(
         node_id=broker.config.node_id,
-        room_bytes=broker.admission.room_bytes,
+        room_bytes=broker.admission.room_bytes if sees_brokers else -1,
         topics=[one for one in found if one.replicas],
         next_name=next_name,
     )

@@ -154,6 +154,8 @@ def _alter_decide(
     # Here, as the user may be about to become an administrator.
     _check_change(broker, call, request, change)
     image, now_us = broker.metadata.pending, call.now.wall_us
+    # Super users of this broker can make another; without logins each client can.
+    may_be_last = not broker.authoriser.is_on or bool(broker.clients.super_users)
     credentials = [_stored(one) for one in request.credentials]
     if credentials and change not in (UserChange.CREATE, *_OF_PASSWORD[:2]):
         raise InvalidRequest(f"{change.name} takes no credentials.")
@@ -176,8 +178,10 @@ def _alter_decide(
             return users.drop_old_passwords(image, request.name, now_us=now_us)
         case UserChange.ADMIN | UserChange.NO_ADMIN:
             is_admin = change is UserChange.ADMIN
-            return users.change_admin(image, request.name, is_admin=is_admin, now_us=now_us)
-    return users.delete_user(image, request.name)
+            return users.change_admin(
+                image, request.name, is_admin=is_admin, now_us=now_us, may_be_last=may_be_last
+            )
+    return users.delete_user(image, request.name, may_be_last=may_be_last)
 
 
 def _stored(one: ScramCredential) -> Credential:

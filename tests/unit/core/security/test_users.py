@@ -89,8 +89,8 @@ def test_the_key_comes_with_the_first_user_and_stays() -> None:
     assert image.security_key == KEY
     create(image, "bob")
     assert image.users.keys() == {"alice", "bob"}
-    apply(image, users.delete_user(image, "alice"))
-    apply(image, users.delete_user(image, "bob"))
+    apply(image, users.delete_user(image, "alice", may_be_last=True))
+    apply(image, users.delete_user(image, "bob", may_be_last=False))
     assert image.security_key == KEY
     made = users.create_user(
         image, "carol", (credential(1),), is_admin=False, now_us=1, key=b"x" * 32
@@ -104,7 +104,7 @@ def test_a_name_is_refused(name: str) -> None:
         create(image_of(), name)
 
 
-@pytest.mark.parametrize("name", ["a", "x" * 128, "A.b_c-d@example.org", "..", "anonymous"])
+@pytest.mark.parametrize("name", ["a", "x" * 128, "A.b_c-d@example.org", "..", "anonymous2"])
 def test_a_name_is_taken(name: str) -> None:
     image = image_of()
     create(image, name)
@@ -210,16 +210,42 @@ def test_the_same_change_again_changes_nothing() -> None:
     create(image, "alice")
     again = users.change_password(image, "alice", [credential(1)], keeps_old=False, now_us=9)
     assert again == []
-    assert users.change_admin(image, "alice", is_admin=False, now_us=9) == []
-    apply(image, users.change_admin(image, "alice", is_admin=True, now_us=9))
+    assert users.change_admin(image, "alice", is_admin=False, now_us=9, may_be_last=False) == []
+    apply(image, users.change_admin(image, "alice", is_admin=True, now_us=9, may_be_last=False))
     assert image.users["alice"].is_admin
+
+
+def test_the_last_administrator_stays_unless_others_administer() -> None:
+    image = image_of()
+    create(image, "alice", is_admin=True)
+    create(image, "bob")
+    for ask in (
+        lambda **given: users.delete_user(image, "alice", **given),
+        lambda **given: users.change_admin(image, "alice", is_admin=False, now_us=9, **given),
+    ):
+        with pytest.raises(PolicyViolation, match="'alice' is the last administrator"):
+            ask(may_be_last=False)
+        assert len(ask(may_be_last=True)) == 1
+    assert len(users.delete_user(image, "bob", may_be_last=False)) == 1
+    create(image, "chief", is_admin=True)
+    apply(image, users.change_admin(image, "alice", is_admin=False, now_us=9, may_be_last=False))
+    assert not image.users["alice"].is_admin
+    with pytest.raises(PolicyViolation, match="chief"):
+        users.delete_user(image, "chief", may_be_last=False)
+
+
+def test_no_user_is_called_as_clients_without_a_login_are() -> None:
+    image = image_of()
+    with pytest.raises(InvalidRequest, match="without a login"):
+        create(image, "anonymous")
+    create(image, "anonymous2")
 
 
 def test_an_unknown_user_is_named() -> None:
     image = image_of()
     for ask in (
-        lambda: users.delete_user(image, "bob"),
-        lambda: users.change_admin(image, "bob", is_admin=True, now_us=1),
+        lambda: users.delete_user(image, "bob", may_be_last=False),
+        lambda: users.change_admin(image, "bob", is_admin=True, now_us=1, may_be_last=False),
         lambda: users.drop_old_passwords(image, "bob", now_us=1),
         lambda: change(image, "bob", credential(1)),
         lambda: add_token(image, "t", "bob"),
@@ -303,7 +329,7 @@ def test_tokens_are_ended_by_their_owner_alone() -> None:
     apply(image, users.end_tokens(image, "alice", []))
     assert image.tokens.keys() == {"c"}
     assert users.end_tokens(image, "alice", []) == []
-    apply(image, users.delete_user(image, "bob"))
+    apply(image, users.delete_user(image, "bob", may_be_last=False))
     assert not image.tokens, "they end with their user"
 
 
@@ -314,7 +340,7 @@ def test_a_snapshot_has_users_tokens_and_the_key() -> None:
     add_token(image, "a", "alice")
     add_token(image, "b", "bob")
     apply(image, users.end_tokens(image, "bob", []))
-    apply(image, users.delete_user(image, "bob"))
+    apply(image, users.delete_user(image, "bob", may_be_last=False))
     restored = Image({})
     restored.replay_entry(decode_entry(encode_entry(image.snapshot_records())))
     assert (restored.users, restored.tokens) == (image.users, image.tokens)

@@ -21,6 +21,7 @@ from quiverlog.node.security import authoriser as module
 from quiverlog.types import Operation as Op
 from quiverlog.types import ResourceKind as Kind
 from quiverlog.wire import messages as m
+from quiverlog.wire.placement_messages import DescribeReplicasRequest
 from quiverlog.wire.security.acl_messages import AlterAclsRequest, DescribeAclsRequest, RuleQuestion
 from quiverlog.wire.transaction_messages import (
     CommittedAttempt,
@@ -508,6 +509,19 @@ def test_a_question_about_an_internal_topic_is_answered_as_its_requests_are(
     assert may(Op.WRITE, TRANSACTIONS) == (False, 0)
     (number,) = node.give(rule(Op.READ, Kind.CLUSTER))
     assert may(Op.READ) == (True, number)
+
+
+def test_the_room_of_a_broker_is_shown_to_those_who_may_see_brokers(node: RightsDriver) -> None:
+    def room(connection: int) -> int:
+        answer = node.call(DescribeReplicasRequest(), connection=connection)[0]
+        assert not answer.error_code
+        return int(answer.room_bytes)
+
+    node.give(rule(Op.DESCRIBE, prefix=True))
+    assert room(ALICE) == -1
+    assert room(ROOT) > 0
+    node.give(rule(Op.DESCRIBE, Kind.CLUSTER))
+    assert room(ALICE) == room(ROOT)
 
 
 def test_a_producer_that_may_write_no_topic_is_told_so(node: RightsDriver) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quiverlog.errors import NotAuthorized, UnknownTopicId, UnknownUser
+from quiverlog.errors import NotAuthorized, PolicyViolation, UnknownTopicId, UnknownUser
 from quiverlog.types import Operation as Op
 from quiverlog.types import ResourceKind as Kind
 from quiverlog.wire import messages as m
@@ -192,3 +192,13 @@ def test_super_users_of_the_file_change_while_the_broker_runs(node: RightsDriver
     for connection, code in ((ALICE, 0), (ROOT, 22)):
         answer = node.call(node.fetch_request(topic_id, 0), connection=connection)[0]
         assert answer.partitions[0].error_code == code
+
+
+def test_the_last_administrator_may_go_where_super_users_are_left(node: RightsDriver) -> None:
+    node.connect(7, "")
+    assert log_in(node, "chief", b"old", 7).is_done
+    node.node.broker.authoriser.set_super_users(())
+    for kind in (UserChange.NO_ADMIN, UserChange.DELETE):
+        assert change(node, "chief", kind, 7) == PolicyViolation.code
+    node.node.broker.authoriser.set_super_users(("alice",))
+    assert change(node, "chief", UserChange.DELETE, 7) == 0
