@@ -269,10 +269,11 @@ def check(
     """Decide whether a principal may do something, and by which rule: exit code 0 yes, 1 no."""
     resource = _resource(options, needed=True)
     assert resource is not None
+    # One answer for several names would be wrong for some of them.
     if resource.is_prefix:
         raise click.UsageError(
-            f"{resource.name!r}: ask about one name. Rules about some of those that begin so may"
-            " say otherwise than the others."
+            f"{resource.name!r}: ask about one name; rules may say otherwise about another one that"
+            " begins so."
         )
     with open_client(bootstrap, timeout_s=timeout_s) as client:
         found = client.check_access(

@@ -64,6 +64,7 @@ def print_table(
     from rich.text import Text  # In a plain string rich interprets [red] and :smile:.
 
     cells = [[_cell(value) for value in row] for row in rows]
+    # rich would lay thousands of rows out for seconds.
     if len(cells) > _RICH_ROWS_MAX:
         _print_plain([_cell(name) for name in columns], cells, [name in right for name in columns])
         return
@@ -90,7 +91,7 @@ def print_table(
 def _print_plain(
     columns: Sequence[str], rows: Sequence[Sequence[str]], are_right: Sequence[bool]
 ) -> None:
-    """As rich writes a table into a pipe; it would lay thousands of rows out for seconds."""
+    """As rich writes a table into a pipe."""
     from rich.cells import cell_len
 
     widths = [max(map(cell_len, column)) for column in zip(columns, *rows, strict=True)]

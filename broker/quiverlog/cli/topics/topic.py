@@ -91,6 +91,7 @@ def create(
         )
         return
     for name in names:
+        # Of a hidden topic it is not known which.
         how = "exists" if name in before else "created" if name in made or not if_not_exists else ""
         summary = f": {summary_of(made[name])}" if name in made else ""
         print(f"{how or 'is there:'} {name}{summary}")

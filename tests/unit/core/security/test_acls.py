@@ -122,6 +122,8 @@ def test_a_copy_is_the_same_and_changes_alone(
     changed(rules, changes)
     copied = rules.copy()
     assert tables(copied) == tables(rules)
+    assert copied._numbers == rules._numbers
+    assert copied._numbers is not rules._numbers
     assert (copied.next_id, copied.version) == (rules.next_id, rules.version)
     before = tables(built_anew(rules))
     changed(copied, more)
