@@ -33,6 +33,7 @@ from quiverlog.node.broker import Broker
 from quiverlog.node.controller.registration import wants_vote
 from quiverlog.node.metadata.decision import why
 from quiverlog.node.runtime.admission import Phase
+from quiverlog.node.runtime.config import Asked
 from quiverlog.node.runtime.effects import ListenToBrokers, StartComplete
 from quiverlog.roles import ROLE_BROKER
 from quiverlog.storage.directory.data_directory import DataDirectory
@@ -40,6 +41,7 @@ from quiverlog.storage.log.files import printable
 from quiverlog.storage.metadata.metadata_log import restore_error
 from quiverlog.storage.metadata.quorum_log import QuorumLog
 from quiverlog.types import Now, TopicPartition
+from quiverlog.wire.authentication_messages import CERTIFICATE
 
 __all__ = [
     "Joining",
@@ -347,6 +349,7 @@ def run_if_started(broker: Broker, now: Now) -> None:
         proof_required=broker.proofs.is_required,
     )
     _warn_of_strangers(broker)
+    _warn_of_no_users(broker)
     broker.outbox.emit(StartComplete())
 
 
@@ -365,6 +368,23 @@ def _warn_of_strangers(broker: Broker) -> None:
         remedy="every program that reaches the listener between brokers can take rows away:"
         " docs/security.md has the steps",
     )
+
+
+def _warn_of_no_users(broker: Broker) -> None:
+    asking = broker.config.authentication.items()
+    closed = [
+        name
+        for name, one in asking
+        if one.asked is Asked.REQUIRED and CERTIFICATE not in one.mechanisms
+    ]
+    if closed and not broker.metadata.image.users:
+        broker.outbox.log(
+            "warning",
+            "nobody can log in: the cluster has no user",
+            listeners=",".join(closed),
+            remedy="`admin.credential.file` makes the first one, at feature level 3 and above:"
+            " docs/security.md",
+        )
 
 
 _RETRY_US: Final = 5_000_000

@@ -124,6 +124,7 @@ def _page(address: str, dial: Dial, tls: ServerTls | None, why_not_ready: str) -
 
 
 def _checked(config: BrokerConfig) -> int:
+    from quiverlog.node.runtime.config import Asked
     from quiverlog.server.config.secret_file import read_secret_file
     from quiverlog.server.net.tls import read_tls
     from quiverlog.wire.config_messages import ConfigSource
@@ -133,6 +134,12 @@ def _checked(config: BrokerConfig) -> int:
     _check_place(Path(config.data_dir))
     for key, given in sorted(config.given.items()):
         print(f"{key} = {given.value}  ({ConfigSource(given.source).name.lower()})")
+    asks = any(one.asked is Asked.REQUIRED for one in config.authentication.values())
+    if asks and "admin.credential.file" not in config.given:
+        print(
+            "Logins are asked for, and `admin.credential.file` is not given: a new cluster would"
+            " have no user, and serve nobody."
+        )
     print("The configuration is valid. Whether ports are free and names resolve was not tried.")
     return ExitCode.OK
 

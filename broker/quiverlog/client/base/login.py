@@ -44,7 +44,7 @@ from quiverlog.wire.security.scram import (
 )
 
 from .results import Address
-from .security import Security
+from .security import Security, warn_if_open
 
 __all__ = ["LOGIN_S", "Credentials", "Login", "read_single_line", "renewed_in_s"]
 
@@ -242,6 +242,7 @@ def read_single_line(where: str, path: str) -> str:
     """Return a file's only line. Raises InvalidSecurity."""
     try:
         with open(path, "rb") as file:
+            warn_if_open(file, path)
             data = file.read(PASSWORD_FILE_BYTES_MAX + 1)
         text = data.decode()
     except OSError as error:

@@ -14,19 +14,24 @@ has `repr=False`.
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
 from dataclasses import dataclass, field, fields
-from typing import Final, TypeAlias
+from typing import BinaryIO, Final, TypeAlias
 
 from quiverlog.addresses import SECURITY_VARIABLE
 from quiverlog.errors import InvalidSecurity
 from quiverlog.types import USER_NAME
 from quiverlog.wire.authentication_messages import MECHANISMS
 
-__all__ = ["Security", "SecurityLike", "security_of"]
+__all__ = ["Security", "SecurityLike", "security_of", "warn_if_open"]
 
 _FILE_BYTES_MAX: Final = 64 << 10
 _TEXT_CHARS_MAX: Final = 4096
+_WARNED_MAX: Final = 1_000
+
+logger = logging.getLogger("quiverlog")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +158,12 @@ def _content(path: str) -> dict[str, object]:
     try:
         with open(path, "rb") as file:
             data = file.read(_FILE_BYTES_MAX + 1)
-        if len(data) > _FILE_BYTES_MAX:
-            raise InvalidSecurity(f"{path} has more than {_FILE_BYTES_MAX} bytes.")
-        return tomllib.loads(data.decode())
+            if len(data) > _FILE_BYTES_MAX:
+                raise InvalidSecurity(f"{path} has more than {_FILE_BYTES_MAX} bytes.")
+            content = tomllib.loads(data.decode())
+            if content.get("password") or content.get("token"):
+                warn_if_open(file, path)
+        return content
     except OSError as error:
         raise InvalidSecurity(f"{path} cannot be read: {error.strerror or error}.") from None
     except tomllib.TOMLDecodeError as error:
@@ -163,6 +171,22 @@ def _content(path: str) -> dict[str, object]:
         raise InvalidSecurity(f"{path} is no TOML: {error}.") from None
     except ValueError:
         raise InvalidSecurity(f"{path} is no TOML: it is not UTF-8.") from None
+
+
+_warned: dict[str, None] = {}
+
+
+def warn_if_open(file: BinaryIO, path: str) -> None:
+    """Warn once of a secret that every user of the machine may read."""
+    mode = os.fstat(file.fileno()).st_mode
+    # Other systems have no such modes. A pipe, or /dev/stdin, is nobody else's to open again.
+    is_open = os.name == "posix" and stat.S_ISREG(mode) and mode & (stat.S_IROTH | stat.S_IWOTH)
+    if is_open and path not in _warned and len(_warned) < _WARNED_MAX:
+        _warned[path] = None
+        logger.warning(
+            "%s has a secret, and every user of this machine may use it (mode %04o): `chmod o= %s`",
+            *(path, stat.S_IMODE(mode), path),
+        )
 
 
 def _is_line(text: str) -> bool:

@@ -64,3 +64,12 @@ def test_a_place_that_is_closed_to_this_user_is_refused(
     assert main(["broker", "--check-config", "--data-dir", str(tmp_path / "a" / "b")]) == 2
     assert f"this user may not write in {tmp_path}." in capsys.readouterr().err
     assert asked == [(tmp_path, os.W_OK | os.X_OK)]
+
+
+def test_a_new_cluster_that_would_serve_nobody_is_named(tmp_path: Path) -> None:
+    words = ["--data-dir", str(tmp_path / "d"), "--set", "listeners.default.allow.plaintext=true"]
+    asks = ["--set", "listeners.default.authentication=required"]
+    text = "a new cluster would have no user"
+    assert text in check(*words, *asks).output
+    assert text not in check(*words, *asks, "--admin-credential-file", str(tmp_path)).output
+    assert text not in check(*words).output

@@ -202,6 +202,23 @@ def test_files_and_the_environment_are_read_at_each_login(
         Broker(*parse_token(text)).answers(tokens, hello())
 
 
+def test_a_file_with_a_secret_that_every_user_may_read_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    password, described, plain = (tmp_path / name for name in ("password", "it.toml", "plain.toml"))
+    password.write_text(PASSWORD)
+    described.write_text('user = "alice"\npassword = "secret"\ntls = false\n')
+    plain.write_text('tls = false\nuser = "alice"\npassword_file = "password"\n')
+    by_file = Security.load(plain)
+    for mode, count in ((0o640, 0), (0o604, 2), (0o604, 2)):
+        password.chmod(mode)
+        described.chmod(mode)
+        Broker("alice", PASSWORD.encode()).answers(by_file, hello())
+        Security.load(described)
+        assert len(caplog.messages) == count
+    assert all("chmod o= " in one and 'secret"' not in one for one in caplog.messages)
+
+
 def _is_missing(path: Path) -> None:
     path.unlink()
 

@@ -564,3 +564,17 @@ def test_a_proof_by_the_secret_is_a_brokers_login(tmp_path: Path) -> None:
     assert step(node, CLUSTER_SHA_256, one.answer(first.data), OTHER).principal == "broker:2"
     assert who(node, OTHER) == "broker:2"
     assert step(node, CLUSTER_SHA_256, one.opening, ALICE).error_code == InvalidRequest.code
+
+
+def test_a_broker_that_asks_for_logins_and_has_no_user_says_so(tmp_path: Path) -> None:
+    def warnings(node: NodeDriver) -> int:
+        return sum(one.event == "nobody can log in: the cluster has no user" for one in node.lines)
+
+    node = NodeDriver(tmp_path / "none", authentication=REQUIRED)
+    assert warnings(node) == 1
+    assert not warnings(
+        NodeDriver(tmp_path / "one", authentication=REQUIRED, first_user=first_user())
+    )
+    assert not warnings(NodeDriver(tmp_path / "wanted", authentication=WANTED))
+    by_certificate = Authentication(Asked.REQUIRED, (CERTIFICATE,))
+    assert not warnings(NodeDriver(tmp_path / "c", authentication={"default": by_certificate}))
