@@ -258,7 +258,7 @@ _REASONS: Final = {
     "WRONG_VERSION_NUMBER": "it answers without TLS",
     "RECORD_LAYER_FAILURE": "it answers without TLS",
     "HTTP_REQUEST": "it was sent HTTP without TLS",
-    "UNSUPPORTED_PROTOCOL": "it speaks TLS 1.2 or older, and 1.3 is needed",
+    "UNSUPPORTED_PROTOCOL": "it speaks an older version of TLS than is taken",
     "ALERT_INTERNAL_ERROR": "it has no place for another connection now",
     "ALERT_PROTOCOL_VERSION": "it speaks another version of TLS",
     "UNEXPECTED_EOF": "the connection was closed during the TLS handshake",

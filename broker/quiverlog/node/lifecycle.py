@@ -380,7 +380,7 @@ def _warn_of_no_users(broker: Broker) -> None:
     if closed and not broker.metadata.image.users:
         broker.outbox.log(
             "warning",
-            "nobody can log in: the cluster has no user",
+            "the cluster has no user, and a listener serves users alone",
             listeners=",".join(closed),
             remedy="`admin.credential.file` makes the first one, at feature level 3 and above:"
             " docs/security.md",

@@ -137,8 +137,8 @@ def _checked(config: BrokerConfig) -> int:
     asks = any(one.asked is Asked.REQUIRED for one in config.authentication.values())
     if asks and "admin.credential.file" not in config.given:
         print(
-            "Logins are asked for, and `admin.credential.file` is not given: a new cluster would"
-            " have no user, and serve nobody."
+            "A listener serves users alone, and `admin.credential.file` is empty: a new cluster has"
+            " no user."
         )
     print("The configuration is valid. Whether ports are free and names resolve was not tried.")
     return ExitCode.OK

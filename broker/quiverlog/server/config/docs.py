@@ -118,8 +118,11 @@ def render() -> str:
         (_topic_row(setting) for setting in CONFIG_DEFS.values()),
     )
     listener = markdown_table(
-        ("key", "meaning"),
-        ((f"`{LISTENERS_PREFIX}<name>.{key}`", one.doc) for key, one in LISTENER_KEYS.items()),
+        ("key", "default", "meaning"),
+        (
+            (f"`{LISTENERS_PREFIX}<name>.{key}`", one.default_label, one.doc)
+            for key, one in LISTENER_KEYS.items()
+        ),
     )
     restart = markdown_table(
         ("key", "why"),

@@ -69,7 +69,7 @@ def test_a_place_that_is_closed_to_this_user_is_refused(
 def test_a_new_cluster_that_would_serve_nobody_is_named(tmp_path: Path) -> None:
     words = ["--data-dir", str(tmp_path / "d"), "--set", "listeners.default.allow.plaintext=true"]
     asks = ["--set", "listeners.default.authentication=required"]
-    text = "a new cluster would have no user"
+    text = "a new cluster has no user"
     assert text in check(*words, *asks).output
     assert text not in check(*words, *asks, "--admin-credential-file", str(tmp_path)).output
     assert text not in check(*words).output
