@@ -25,7 +25,7 @@ from quiverlog.limits import MIB
 from tests.support.broker import BrokerProcess
 from tests.support.metrics import metrics
 from tests.support.secured import ROOT, ROOT_PASSWORD, secured_broker
-from tests.support.until import until
+from tests.support.until import slack, until
 
 pytestmark = pytest.mark.process
 
@@ -160,12 +160,14 @@ def test_four_connections_of_a_user_get_its_rate_together(
         more = seconds * RATE
         until(lambda: stored(broker)[1] - began > more, "as much has passed", timeout_s=9 * seconds)
         ended_s, ended = stored(broker)
-    assert 9 * MIB <= (ended - began) / (ended_s - began_s) <= 11 * MIB
+        waited_s = dict(waits.by_topic_s)
+    # A machine with other work may send less, and wait less.
+    assert 9 * MIB / slack() <= (ended - began) / (ended_s - began_s) <= 11 * MIB
     # Two connections of each, and nearly all of their time.
     for topic in ("obedient", "deaf"):
-        waited_s = waits.by_topic_s[topic] / 2
-        assert 0.5 < waited_s / (ended_s - start_s) < 1.3, waits.by_topic_s
-    assert metrics(broker)[muted] - before > 0.5 * seconds
+        part = waited_s[topic] / 2 / (ended_s - start_s)
+        assert 0.5 / slack() < part < 1.3, (topic, part)
+    assert metrics(broker)[muted] - before > 0.5 * seconds / slack()
     assert metrics(broker)['quota_beyond_bytes_total{direction="in"}'] > 0
 
 
