@@ -172,7 +172,7 @@ def test_users_and_tokens_are_what_was_confirmed_while_brokers_fail() -> None:
 
 
 def test_clients_log_in_while_users_change_and_brokers_fail() -> None:
-    events = simulate(1, duration_ms=5_000, shape={**USERS, "certificates": True}).events
+    events = simulate(2, duration_ms=5_000, shape={**USERS, "certificates": True}).events
     happened = (
         "login by a password", "login by a token", "login again", "login refused",
         "served to a login",

@@ -204,7 +204,7 @@ TRANSACTION_BUGS: Final[tuple[Bug, ...]] = (
         "row = answer.row",
         "row = answer.row; self._forward(led, row, now)",
         shape=KILLS_OF_TRANSACTIONS,
-        also=((f"{_STAGING}._publish_safe", "self._forward(led, row, now)", "pass"),),
+        also=((f"{_STAGING}._publish_safe", "self._forward(led, new.row, now)", "pass"),),
     ),
     make_bug(
         "publishes are numbered anew by each leader",

@@ -81,7 +81,7 @@ USER_BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "a connection outlives the end of its token's life",
         f"{_LOGINS}.run",
-        "if login is not None and 0 < login.expires_us <= now.wall_us:",
+        "if self._is_current(due_us, connection_id):",
         "if False:",
         shape=USERS,
     ),
