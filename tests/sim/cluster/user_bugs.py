@@ -95,14 +95,14 @@ USER_BUGS: Final[tuple[Bug, ...]] = (
     make_bug(
         "a request is served before the login",
         f"{_LOGINS}.admits",
-        "if self.open[connection_id] is Asked.REQUIRED or is_undecided:",
+        "if self.unserved[connection_id] is Asked.REQUIRED or is_undecided:",
         "if False:",
         shape=USERS,
     ),
     make_bug(
         "a connection whose credential has ended is served on",
         f"{_LOGINS}._end",
-        "self.open[connection_id] = Asked.REQUIRED",
+        "self.unserved[connection_id] = Asked.REQUIRED",
         "pass",
         shape=USERS,
     ),
