@@ -440,7 +440,7 @@ class BrokerServer:
         in_cluster = self._runner.node.broker.live_config.overrides(reload.changed)
         self._log.warning("configuration reloaded", **reload.log_fields(in_cluster))
 
-    def read_secrets(self) -> None:
+    def read_files(self) -> None:
         """Read the cluster's secrets and the files of TLS again, if there are any."""
         for watch in (self._secret_watch, self._tls_watch):
             if watch is not None:

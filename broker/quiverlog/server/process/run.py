@@ -237,7 +237,7 @@ async def _run(
 
     def reload() -> None:
         for server in servers:
-            server.read_secrets()
+            server.read_files()
         # Without a file of the configuration these may be all that there is to read.
         if read_config is not None or not (config.cluster_secret_file or config.listeners_tls):
             reloader.request()

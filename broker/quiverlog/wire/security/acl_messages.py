@@ -106,8 +106,8 @@ class NumberedRule(Part, array_like=True, gc=False):
 
 class DescribeAclsResponse(Response, array_like=True, gc=False):
     """`is_on`: a listener of this broker authenticates, so the rules count here. `is_allowed`, and
-    the rule that decides (0: none allows it), answer the question; `is_super_user`: by the broker's
-    own configuration, whatever the rules."""
+    the rule that decides (0: none allows it), answer the question; `is_super_user`: the principal
+    may do everything at this broker, whatever the rules."""
 
     API: ClassVar[Api] = Api.DESCRIBE_ACLS
     metadata_version: UInt63 = 0
