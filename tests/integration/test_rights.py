@@ -162,8 +162,8 @@ def test_what_is_denied_and_changed_is_in_the_audit(cluster: Cluster) -> None:
 
 
 def test_reads_of_an_audited_topic_are_recorded_from_a_signal_on(cluster: Cluster) -> None:
-    cluster.type("topic", "create", "watched", "--schema", "n: bigint")
-    cluster.type("acl", "add", "alice", "allow", "read", "--topic", "watched")
+    cluster.type("topic", "create", "audited", "--schema", "n: bigint")
+    cluster.type("acl", "add", "alice", "allow", "read", "--topic", "audited")
 
     def found() -> set[tuple[str, str, str]]:
         lines = [json.loads(one) for one in cluster.broker.log_text.splitlines() if one[:1] == "{"]
@@ -171,16 +171,16 @@ def test_reads_of_an_audited_topic_are_recorded_from_a_signal_on(cluster: Cluste
         return {(one["principal"], one["operation"], one["resource"]) for one in allowed}
 
     with cluster.as_user(ROOT) as root, cluster.as_user(ALICE) as alice:
-        write(root, "watched", 1)
+        write(root, "audited", 1)
         assert not found(), "off by default"
         broker = cluster.broker
-        broker.write_config({**broker.config, "audit.topics": "watched"})
+        broker.write_config({**broker.config, "audit.topics": "audited"})
         os.kill(broker.pid, signal.SIGHUP)
 
         def is_recorded() -> bool:
-            assert alice.read("watched").to_arrow().num_rows
-            return ("user:alice", "read", "topic watched") in found()
+            assert alice.read("audited").to_arrow().num_rows
+            return ("user:alice", "read", "topic audited") in found()
 
         until(is_recorded, "the file is read again")
-        write(root, "watched", 2)
-        until(lambda: ("user:root", "write", "topic watched") in found(), "administrators, too")
+        write(root, "audited", 2)
+        until(lambda: ("user:root", "write", "topic audited") in found(), "administrators, too")
