@@ -3,8 +3,8 @@
 #   docker run -p 127.0.0.1:9292:9292 -p 127.0.0.1:9293:9293 -v quiverlog-data:/data quiverlog
 #
 # The broker listens on every address of the container, because the container's loopback cannot be
-# published. It has no authentication and no encryption unless configured: whoever can reach port
-# 9292 may read, write and delete everything. So publish the ports to 127.0.0.1 as above, or to a
+# published. It has no authentication and no encryption unless configured: any program that can
+# reach port 9292 may read, write and delete everything. So publish the ports to 127.0.0.1 as above, or to a
 # network that only the clients are in; `-p 9292:9292` alone offers them to every machine that can
 # reach this one.
 #

@@ -20,6 +20,7 @@ from .version import VERSION as __version__
 if TYPE_CHECKING:
     from . import aio
     from .batch.schema import RAW_SCHEMA
+    from .client.admin.rules import AccessRule
     from .client.base.security import Security
     from .client.client import Client, connect
     from .client.polars_scan import scan_polars
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RAW_SCHEMA",
+    "AccessRule",
     "Client",
     "Compression",
     "Durability",
@@ -41,6 +43,7 @@ __all__ = [
 __all__ += errors.__all__
 
 _LAZY = {
+    "AccessRule": "quiverlog.client.admin.rules",
     "aio": "quiverlog.aio",
     "connect": "quiverlog.client.client",
     "Client": "quiverlog.client.client",

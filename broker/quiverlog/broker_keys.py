@@ -70,7 +70,8 @@ _KEYS: Final = (
         _ADDRESS,
         "127.0.0.1:9293",
         "Where a page of the cluster's state, `/metrics`, `/healthz` and `/readyz` are served,"
-        " without encryption or authentication; `off` serves none of them.",
+        " to all that can reach it unless the listener `http` has TLS"
+        " ([Security](security.md#tls)); `off` serves none of them.",
         because="its socket is open",
     ),
     Setting(

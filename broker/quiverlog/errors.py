@@ -777,7 +777,10 @@ class MechanismNotOffered(QuiverlogError):
 
 class BrokerNotProved(QuiverlogError):
     code = 1027
-    hint = "It may not be the broker that it seems to be: nothing was sent to it."
+    hint = (
+        "It may not be the broker that it seems to be. It has the user's name and a proof to try"
+        " passwords against: change the password if the connection had no TLS."
+    )
 
 
 class ConnectionFailed(QuiverlogError):

@@ -121,8 +121,9 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
     """Logs the lag that `source_lags` finds after each micro-batch; keeps it as metrics.
 
     `spark.streams.addListener(LagListener())` covers all queries of the session. It logs to
-    `pyspark_quiverlog.lag`, at `level`; with `bootstrap_servers` also the stored bytes. `last` has
-    the newest lags of running queries, by query id.
+    `pyspark_quiverlog.lag`, at `level`; with `bootstrap_servers` also the stored bytes; the
+    driver reaches these brokers by `security_file`. `last` has the newest lags of running queries,
+    by query id.
     """
 
     def __init__(

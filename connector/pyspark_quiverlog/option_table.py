@@ -562,8 +562,9 @@ _SETTINGS: Final = (
     ),
     _of_all(
         "security.file",
-        "How to reach brokers by TLS ([the keys](security.md#clients)). A path on the driver and "
-        "on every executor, each of which reads it for itself; nothing of it is in a plan.",
+        "How to reach brokers by TLS, and to log in ([the keys](security.md#clients)). A path on"
+        " the driver and on every executor, each of which reads it for itself; nothing of it is in"
+        " a plan.",
         label="path",
         default_doc="the environment's QUIVERLOG_SECURITY_FILE, else none",
     ),

@@ -85,11 +85,13 @@ def connect(
         client_id: shown in the broker's logs and metrics.
         connect_timeout: seconds for one broker to accept a connection and answer on it.
         request_timeout: seconds that an operation, its retries included, may take.
-        security: a `Security`, or the name of a file that holds one, for listeners with TLS. None:
-            the file of the environment's QUIVERLOG_SECURITY_FILE, else plain connections.
+        security: a `Security`, or the name of a file that holds one, for listeners with TLS, or
+            that ask for a login. None: the file of the environment's QUIVERLOG_SECURITY_FILE, else
+            plain connections without one.
 
     Raises:
         TlsFailed, InvalidSecurity: a broker or this client is not trusted, or a file is unusable.
+        LoginMissing, AuthenticationFailed: brokers ask for a login; they refuse the one given.
         ConnectionFailed, RequestTimedOut: none of the addresses answered.
         InvalidArgument: an address that is not host:port, or another value out of its range.
     """

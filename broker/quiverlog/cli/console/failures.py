@@ -48,7 +48,7 @@ _MEANINGS = {
     ExitCode.OK: "It worked.",
     ExitCode.FAILED: "The command failed: a broker refused the request, a file could not be read or"
     " written, a profile or an optional package is missing, or the command checks something and the"
-    " answer is no (`cluster status`, `cluster restart-check`).",
+    " answer is no (`cluster status`, `cluster restart-check`, `acl check`, `security check`).",
     ExitCode.USAGE: "The command line makes no sense (unknown option, missing or bad value), or a "
     "broker refuses to start (bad configuration, port or data directory in use).",
     ExitCode.UNREACHABLE: "No broker could be reached, or the connection broke for good.",

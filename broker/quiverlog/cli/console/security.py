@@ -35,7 +35,7 @@ def security_option(command: _Command) -> _Command:
         callback=keep,
         metavar="FILE",
         show_default=f"the profile's, else that of {SECURITY_VARIABLE}, else none",
-        help="How to reach brokers by TLS; docs/security.md lists the keys.",
+        help="How to reach brokers by TLS, and to log in; docs/security.md lists the keys.",
     )(command)
 
 
@@ -57,4 +57,4 @@ def chosen_security() -> Security | None:
         return None
     from quiverlog.client.base.security import Security
 
-    return Security.load(os.path.expanduser(path.strip()))
+    return Security.load(path.strip())

@@ -340,16 +340,16 @@ def _certificates(addresses: list[str]) -> Iterator[Finding]:
     security = chosen_security()
     if security is None or not security.tls:
         return
-    from quiverlog.client.drivers.tls import TlsContexts
+    from quiverlog.client.drivers.tls import ClientTls
     from quiverlog.errors import QuiverlogError
     from quiverlog.tls import BadTlsFiles, certificates_in
 
-    contexts = TlsContexts(security)
+    tls = ClientTls(security)
     for text in addresses:
         address = parse_address(text)
         try:
             plain = socket.create_connection(address, _TLS_S)
-            shown = contexts.connect(plain, address, time.monotonic() + _TLS_S)
+            shown = tls.connect(plain, address, time.monotonic() + _TLS_S)
             ends_s = shown.certificate_ends_s
             shown.close()
         except (OSError, QuiverlogError):
@@ -368,6 +368,8 @@ def _ends(what: str, ends_s: float) -> Finding:
     if days >= _DAYS_MIN:
         return Finding("TLS", OK, f"{what} ends on {date}")
     advice = "docs/security.md says how to renew it."
+    if ends_s <= time.time():
+        return Finding("TLS", PROBLEM, f"{what} has ended on {date}", advice)
     return Finding("TLS", WARNING, f"{what} ends on {date}, in {days} days", advice)
 
 

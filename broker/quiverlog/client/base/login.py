@@ -8,6 +8,7 @@ password or token counts from the next connection on. Nothing here shows a secre
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ from quiverlog.wire.security.scram import (
 
 from .results import Address
 from .security import Security, warn_if_open
+
+logger = logging.getLogger("quiverlog")
 
 __all__ = ["LOGIN_S", "Credentials", "Login", "read_single_line", "renewed_in_s"]
 
@@ -157,10 +160,11 @@ class CertificateLogin:
 class Credentials:
     """Of one client; threads may share it. `security` None: it has none."""
 
-    __slots__ = ("_keys", "_security")
+    __slots__ = ("_is_anonymous", "_keys", "_security")
 
     def __init__(self, security: Security | None) -> None:
         self._security = security
+        self._is_anonymous = False
         # Replaced, never changed: threads may read it.
         self._keys: dict[tuple[str, bytes, bytes, int], ClientKeys] = {}
 
@@ -180,7 +184,11 @@ class Credentials:
                 raise LoginMissing(f"{address} asks for a login, and none is given.")
             return None
         if not peer.mechanisms:
-            return None  # It does not ask yet, as before logins are introduced.
+            # As before logins are introduced; else a mistake that nothing else would show.
+            if not self._is_anonymous:
+                logger.warning("%s takes no logins: this client is anonymous there", address)
+            self._is_anonymous = True
+            return None
         offered = [one for one in (*HASHES, TOKEN) if one in peer.mechanisms]
         usable = [one for one in offered if (one == TOKEN) is not bool(security.user)]
         if security.mechanism:

@@ -109,7 +109,7 @@ class Security:
         Raises:
             InvalidSecurity: the file cannot be read, or is no description.
         """
-        where = os.fspath(path)
+        where = os.path.expanduser(os.fspath(path))
         content = _content(where)
         known = {one.name: one for one in fields(cls)}
         for key, value in content.items():

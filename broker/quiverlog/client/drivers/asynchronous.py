@@ -53,11 +53,11 @@ from quiverlog.wire.authentication_messages import AuthenticateRequest, Authenti
 from quiverlog.wire.connection import ClientConnection
 from quiverlog.wire.messages import HelloRequest, Request, Response
 
-from .blocking import ArrowMemory, contexts_of, system_reason
+from .blocking import ArrowMemory, client_tls_of, system_reason
 from .name_lookup import late_reason, lookup, numeric
 
 if TYPE_CHECKING:
-    from .tls import TlsContexts
+    from .tls import ClientTls
 
 __all__ = ["AsyncConnection", "AsyncDriver", "IoThread"]
 
@@ -262,7 +262,7 @@ class AsyncReply:
 class AsyncDriver:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._tls = contexts_of(settings.security)
+        self._tls = client_tls_of(settings.security)
         self._credentials = Credentials(settings.security)
         self._pid = os.getpid()
         self._connections: dict[tuple[Address, str], AsyncConnection] = {}
@@ -424,7 +424,7 @@ class AsyncDriver:
             if self._tls is None:
                 raise
             # In TLS 1.3 the broker judges our certificate after our handshake is over.
-            raise self._tls.refused(address, error) from error
+            raise self._tls.early_close_error(address, error) from error
         except BaseException:
             connection.close()
             raise
@@ -437,9 +437,7 @@ class AsyncDriver:
         return connection
 
 
-async def _connected(
-    address: Address, tls: TlsContexts | None, timeout_s: float
-) -> AsyncConnection:
+async def _connected(address: Address, tls: ClientTls | None, timeout_s: float) -> AsyncConnection:
     # asyncio's own lookup runs in an executor's thread, for which the end of the loop, or of the
     # process, would wait.
     loop = asyncio.get_running_loop()
@@ -458,7 +456,7 @@ async def _connected(
                 lambda: AsyncConnection(address), where[0], where[1], **secured
             )
         except OSError as error:
-            failure = error if tls is None else tls.failed(address, error)
+            failure = error if tls is None else tls.handshake_error(address, error)
         else:
             return connection
     raise failure

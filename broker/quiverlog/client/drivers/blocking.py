@@ -73,13 +73,13 @@ from .local_reads import (
 from .name_lookup import late_reason, lookup, numeric
 
 if TYPE_CHECKING:
-    from .tls import TlsContexts, TlsSocket
+    from .tls import ClientTls, TlsSocket
 
 __all__ = [
     "ArrowMemory",
     "BlockingConnection",
     "BlockingDriver",
-    "contexts_of",
+    "client_tls_of",
     "readable",
     "system_reason",
 ]
@@ -119,7 +119,7 @@ class BlockingConnection:
         settings: Settings,
         timeout_s: float,
         local_reads: LocalReads,
-        tls: TlsContexts | None = None,
+        tls: ClientTls | None = None,
         credentials: Credentials | None = None,
         plain: socket.socket | None = None,
     ) -> None:
@@ -201,14 +201,14 @@ class BlockingConnection:
             return False
         return True
 
-    def _receive_hello(self, tls: TlsContexts | None) -> Response:
+    def _receive_hello(self, tls: ClientTls | None) -> Response:
         try:
             return self.receive().response
         except ConnectionClosed as error:
             if tls is None:
                 raise
             # In TLS 1.3 the broker judges our certificate after our handshake is over.
-            raise tls.refused(self.address, error) from error
+            raise tls.early_close_error(self.address, error) from error
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -371,13 +371,13 @@ def _is_on_this_machine(connected: socket.socket) -> bool:
         return False
 
 
-def contexts_of(security: Security | None) -> TlsContexts | None:
+def client_tls_of(security: Security | None) -> ClientTls | None:
     """Return what makes the connections of a client secure; None: they are plain."""
     if security is None or not security.tls:
         return None
-    from .tls import TlsContexts  # plain clients never import `ssl`
+    from .tls import ClientTls  # plain clients never import `ssl`
 
-    return TlsContexts(security)
+    return ClientTls(security)
 
 
 def readable(connections: Sequence[BlockingConnection], timeout_s: float) -> list[int]:
@@ -442,7 +442,7 @@ class BlockingDriver:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._local_reads = LocalReads()
-        self._tls = contexts_of(settings.security)
+        self._tls = client_tls_of(settings.security)
         self._credentials = Credentials(settings.security)
         self._idle: dict[Address, list[BlockingConnection]] = {}
         # Consumers leave some under way between operations.

@@ -19,7 +19,7 @@ from quiverlog.client.base.security import Security
 from quiverlog.errors import ConnectionFailed, InvalidSecurity, QuiverlogError, TlsFailed
 from quiverlog.tls import BadTlsFiles, Fingerprint, client_context, fingerprint, is_busy, why_failed
 
-__all__ = ["TlsContexts", "TlsSocket"]
+__all__ = ["ClientTls", "TlsSocket"]
 
 logger = logging.getLogger("quiverlog")
 
@@ -31,7 +31,7 @@ HANDSHAKE_S_MIN: Final = 0.001
 """0 would make the socket non-blocking."""
 
 
-class TlsContexts:
+class ClientTls:
     """The context of a client's new connections. Threads may share it."""
 
     def __init__(self, security: Security) -> None:
@@ -90,14 +90,14 @@ class TlsContexts:
             raise
         return TlsSocket(tls)
 
-    def failed(self, address: Address, error: OSError) -> Exception:
+    def handshake_error(self, address: Address, error: OSError) -> Exception:
         """Return the error for a connection that was not made, by TCP or by TLS."""
         is_handshake = isinstance(
             error, (ssl.SSLError, ConnectionAbortedError, ConnectionResetError)
         )
         return _failed_handshake(address, error) if is_handshake else error
 
-    def refused(self, address: Address, error: QuiverlogError) -> QuiverlogError:
+    def early_close_error(self, address: Address, error: QuiverlogError) -> QuiverlogError:
         """Return the error for a connection that ended before HELLO was answered."""
         cause = error.__cause__
         if isinstance(cause, ssl.SSLError):

@@ -57,7 +57,7 @@ class AlterAclsRequest(Request, array_like=True, gc=False):
 
 
 class AlterAclsResponse(Response, array_like=True, gc=False):
-    """Answered when all live brokers go by the rules. `numbers`: of the additions, in order."""
+    """Answered when all live brokers have applied it. `numbers`: of the additions, in order."""
 
     API: ClassVar[Api] = Api.ALTER_ACLS
     metadata_version: UInt63 = 0

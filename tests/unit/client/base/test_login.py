@@ -122,6 +122,17 @@ def test_a_login_that_is_needed_and_not_given_is_named(security: Security | None
     assert Credentials(security).begin(AT, hello(needed=False)) is None
 
 
+def test_a_login_that_a_broker_does_not_take_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    credentials, peer = Credentials(ALICE), HelloResponse()
+    for _ in range(2):
+        assert credentials.begin(AT, peer) is None
+    assert caplog.messages == [f"{AT} takes no logins: this client is anonymous there"]
+    assert Credentials(None).begin(AT, peer) is None
+    assert len(caplog.messages) == 1, "nothing was given"
+
+
 def test_a_broker_that_asks_for_nothing_gets_nothing() -> None:
     assert Credentials(ALICE).begin(AT, HelloResponse()) is None
 

@@ -79,6 +79,14 @@ def test_the_environment_counts_where_nothing_is_given(tmp_path, monkeypatch):
     assert security_of(plain) == plain
 
 
+def test_a_home_is_found_in_all_places(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.toml").write_text('ca_file = "ca.pem"\n')
+    monkeypatch.setenv("QUIVERLOG_SECURITY_FILE", "~/mine.toml")
+    mine = Security(ca_file=str(tmp_path / "ca.pem"))
+    assert security_of(None) == security_of("~/mine.toml") == mine
+
+
 def test_a_client_refuses_what_is_no_description_without_quoting_it():
     with pytest.raises(
         InvalidArgument, match=r"security is a dict: give a quiverlog\.Security"

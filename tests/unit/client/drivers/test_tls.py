@@ -21,7 +21,7 @@ import pytest
 from quiverlog.client.base.results import Address
 from quiverlog.client.base.security import Security
 from quiverlog.client.drivers.blocking import readable, system_reason
-from quiverlog.client.drivers.tls import TlsContexts
+from quiverlog.client.drivers.tls import ClientTls
 from quiverlog.errors import ConnectionFailed, InvalidSecurity, TlsFailed, UnknownTopic
 from quiverlog.local.authority import Authority
 from quiverlog.wire import messages as m
@@ -232,7 +232,7 @@ def test_changed_files_count_for_the_next_connection_and_bad_ones_do_not(
     tmp_path, authority, caplog
 ):
     files = write_files(tmp_path, "ca", authority=authority)
-    contexts = TlsContexts(Security(ca_file=files.ca))
+    contexts = ClientTls(Security(ca_file=files.ca))
     first = contexts.current()
     assert contexts.current() is first
     Path(files.ca).write_text("no certificate")
@@ -264,7 +264,7 @@ def test_files_that_cannot_be_used(folder, files, change, why):
     (folder / "broken.ca").write_text("\n".join([lines[0], lines[1], lines[-1]]))
     security = Security(**{key: str(folder / name) for key, name in change.items()})
     with pytest.raises(InvalidSecurity, match=why) as refused:
-        TlsContexts(security).current()
+        ClientTls(security).current()
     assert "PRIVATE" not in refused.value.message
 
 
@@ -289,7 +289,7 @@ class Pair:
         self._tls = server(files).wrap_bio(self._in, self._out, server_side=True)
         thread = threading.Thread(target=self._shake)
         thread.start()
-        contexts = TlsContexts(Security(ca_file=files.ca))
+        contexts = ClientTls(Security(ca_file=files.ca))
         self.ours = contexts.connect(ours, Address("127.0.0.1", 1), time.monotonic() + 10)
         thread.join()
         self.fileno, self.pending = self.ours.fileno, self.ours.pending
