@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 _ABOVE = re.compile(r"\]\(\.\./([\w./-]+)")
-_INTO_DOCS = re.compile(r"\]\(docs/")
+_INTO_DOCS = re.compile(r"\]\(((?:\.\./)*)docs/")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _DRAWN = re.compile(r"[─│┌└▶◀▼▲]")
 _LANDING = "---\nhide: [navigation, toc]\n---\n"
@@ -66,7 +66,7 @@ def _text(name: str) -> str:
     """The file as a page: Markdown as it is, anything else in a fence."""
     path = ROOT / name
     if path.suffix == ".md":
-        return _INTO_DOCS.sub("](", path.read_text())
+        return _INTO_DOCS.sub(r"](\1", path.read_text())
     return f"# {path.name}\n\n```{_LANGUAGES.get(path.suffix, '')}\n{path.read_text()}```\n"
 
 

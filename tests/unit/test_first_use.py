@@ -42,6 +42,7 @@ ALLOWED = {
     "broker/quiverlog/storage/disk/posix_file.py _region_type": "either of two types does the same",
     "broker/quiverlog/wire/registry.py __getattr__": "under MAKING",
     "broker/quiverlog/wire/registry.py msgspec": "under MAKING",
+    "broker/quiverlog/client/base/security.py _warned": "two warnings do no harm",
     "connector/pyspark_quiverlog/__init__.py __getattr__": "imports lock",
     "connector/pyspark_quiverlog/_compat.py _with_rows_of": "setdefault: the first one made counts",
     "connector/pyspark_quiverlog/_compat.py rows_wrapper": "finds a class of PySpark's, makes none",

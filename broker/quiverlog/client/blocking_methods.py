@@ -391,7 +391,8 @@ class BlockingMethods:
 
         Args:
             kind: "user", "client-id" or "default".
-            bytes_in, bytes_out: in a second, of rows that are produced and read.
+            bytes_in: in a second, of rows that are produced.
+            bytes_out: in a second, of rows that are read.
             connections: open at a time. None leaves a limit as it is, 0 takes it away.
 
         Raises:
