@@ -16,7 +16,7 @@ import pytest
 import quiverlog
 from quiverlog.client.transactions import async_transaction, questions, staging, transaction
 from quiverlog.client.transactions.questions import StagedAttempt
-from quiverlog.errors import OutcomeUnknown, StagedRowsLost
+from quiverlog.errors import NotAuthorized, OutcomeUnknown, StagedRowsLost
 from quiverlog.limits import TRANSACTION_SEQUENCE_MAX, TRANSACTIONAL_ID_CHARS_MAX
 from quiverlog.wire import messages as m
 from quiverlog.wire.transaction_messages import (
@@ -479,6 +479,20 @@ def test_the_next_transaction_tells_what_became_of_a_commit(
     with client.transaction("app") as tx:
         assert tx.previous is None
     assert stored(broker, "a") == rows
+
+
+def test_a_commit_that_is_not_allowed_has_decided_nothing(
+    client: Any, broker: ScriptedBroker
+) -> None:
+    tx = connect_tx(client, timeout=1.0)
+    tx.send("a", {"id": 1}).result(WAIT_S)
+    broker.fault(CommitTransactionRequest, NotAuthorized("planted"))
+    with pytest.raises(NotAuthorized):
+        tx.commit()
+    with client.transaction("app") as tx:
+        assert tx.previous is None
+        tx.send("a", {"id": 2})
+    assert stored(broker, "a") == [2]
 
 
 def test_an_outcome_that_another_client_hides_is_unknown(
