@@ -257,7 +257,7 @@ def test_not_ready_while_recovering_and_while_stopping(tmp_path: Path) -> None:
         broker.launch()
         until(lambda: not_ready(broker) == "recovering")
         assert get(broker, "/healthz")[0] == 200
-        gate.write_text("open")
+        gate.open("w").close()  # The reader may be gone before a write.
         broker.wait_ready()
         assert get(broker, "/readyz")[0] == 200
         with RawClient(broker.address, receive_bytes=4096) as client:

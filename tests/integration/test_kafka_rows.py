@@ -31,6 +31,7 @@ NEEDS_MORE = {
     "quiverlog produce -t T -": "integration/test_cli_pipes.py",
     "quiverlog quorum add": "integration/test_broker_quorum.py",
     "quiverlog quorum remove": "integration/test_broker_quorum.py",
+    "quiverlog token create": "integration/test_users.py",
     "quiverlog transaction list": "integration/test_transactions.py",
 }
 """Several brokers, a pipe, a transaction, or files of a broker: the tests that have them."""
@@ -39,12 +40,14 @@ COMMANDS = {
     "quiverlog perf produce": "quiverlog perf produce -t T-perf --rows 100",
     "quiverlog produce": "quiverlog produce FILE -t T",
     "quiverlog profile create": "quiverlog profile create mine -b 127.0.0.1:9292",
+    "quiverlog quota set": "quiverlog quota set --default --connections 200",
     "quiverlog topic delete T": "quiverlog topic delete T --yes",
     "quiverlog topic trim T --before 0=17": "quiverlog topic trim T --before 0=1 --yes",
     "quiverlog topic alter T --partitions N": "quiverlog topic alter T --partitions 2",
     "quiverlog topic alter T --schema": (
         "quiverlog topic alter T --schema 'id long, key string, value string, more int'"
     ),
+    "quiverlog user create": "quiverlog user create alice --generate",
     "--config key=value": "quiverlog topic create T-made --schema 'id long' --config K=V",
     "-r": "quiverlog topic create T-made --schema 'id long' --partitions 3 -r 1",
 }

@@ -32,6 +32,7 @@ from quiverlog.errors import (
 )
 from quiverlog.limits import UNPROVED_FRAME_BYTES_MAX
 from quiverlog.local.ports import free_port
+from quiverlog.local.secret_file import write_private
 from quiverlog.wire import messages as m
 from quiverlog.wire.authentication_messages import token_text
 from quiverlog.wire.security.scram import HASHES, SCRAM_SHA_256, parse_credential_line
@@ -152,11 +153,11 @@ def test_the_lines_of_a_first_user_have_no_password() -> None:
 
 def test_users_by_the_command_line(world: World) -> None:
     root = world.folder / "root.toml"
-    (world.folder / "root.password").write_text(f"{ROOT_PASSWORD}\n")
+    write_private(world.folder / "root.password", f"{ROOT_PASSWORD}\n")
     root.write_text('tls = false\nuser = "root"\npassword_file = "root.password"\n')
     code, password, _ = world.cli("user", "create", "carol", "--generate", security=root)
     assert code == 0
-    (world.folder / "carol.password").write_text(password)
+    write_private(world.folder / "carol.password", password)
     carol = world.folder / "carol.toml"
     carol.write_text('tls = false\nuser = "carol"\npassword_file = "carol.password"\n')
     code, shown, _ = world.cli("whoami", "--format", "json", security=carol)
