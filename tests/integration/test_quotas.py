@@ -258,5 +258,6 @@ def test_a_flood_at_its_quota_leaves_others_their_pace(
         start = stored(broker)[1]
         until(lambda: stored(broker)[1] - start > 1.5 * RATE, "the first second's worth is used")
         beside_s = p99_s()
-    # 1.5 times where nothing else runs; threads of this process share its interpreter.
-    assert beside_s < 1.5 * quiet_s + 0.025, (quiet_s, beside_s)
+    # 1.5 times where nothing else runs; threads of this process share its interpreter, and a
+    # machine with other work adds moments.
+    assert beside_s < 1.5 * quiet_s + 0.1, (quiet_s, beside_s)

@@ -118,6 +118,11 @@ USER_BUGS: Final[tuple[Bug, ...]] = (
                 "if listener != broker.config.inter_broker_listener or not",
                 "if not",
             ),
+            (
+                "node.runtime.proofs:PeerProofs.check",
+                "if principal.kind is Kind.USER:",
+                "if False:",
+            ),
         ),
     ),
 )
