@@ -26,7 +26,7 @@ import uvloop
 from benchmarks.bench_tls import P99_TIMES_MAX, SAMPLES, p99
 from benchmarks.harness import Comparison, Rounds, Settings, interleave
 from benchmarks.load import Load
-from quiverlog.local.secret_file import credential_lines, write_secret_file
+from quiverlog.local.secret_file import credential_text, write_private
 from quiverlog.tls import client_context
 from quiverlog.wire import frames
 from quiverlog.wire.authentication_messages import AuthenticateRequest, AuthenticateResponse
@@ -90,7 +90,7 @@ def secured() -> Iterator[Secured]:
     with tempfile.TemporaryDirectory() as folder:
         files = write_files(Path(folder), "broker")
         admin = Path(folder) / "admin.credential"
-        write_secret_file(admin, credential_lines(USER, PASSWORD))
+        write_private(admin, credential_text(USER, PASSWORD))
         config = files.settings("default") | {
             "listeners.default.authentication": "required",
             "admin.credential.file": str(admin),
