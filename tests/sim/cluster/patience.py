@@ -2,7 +2,8 @@
 
 Owns the bound. The timers of a cluster are as slow as its tempo; and a copy that has to begin anew,
 after damage or on another disk, is as long in coming as its leader's log has files: of each some
-jobs read, one after the other, before the next one is asked for. A run in quiet hours has many.
+jobs read, one after the other, before the next one is asked for. A run in quiet hours has many. A
+copy that moves takes the time of its bytes at the rate that an operator has set.
 
 Not here: what has to be well again.
 """
@@ -32,11 +33,17 @@ def patience_us(cluster: Cluster, base_us: int = HEAL_US) -> int:
             want it sooner.
     """
     files: dict[Key, int] = {}
+    sizes: dict[Key, int] = {}
+    rates = []
     for host in cluster.living:
         assert host.node is not None
+        rates.append(host.node.broker.replication._quota._bytes_per_s)
         for replica in host.node.broker.assignment.all_open():
             key = (replica.topic.topic_id, replica.name.partition)
             files[key] = max(files.get(key, 0), len(replica.log.reader.segments))
+            sizes[key] = max(sizes.get(key, 0), replica.log._segments.byte_count)
     scenario = cluster.scenario
     base_us = min(base_us, scenario.heal_ms * 1_000)
-    return base_us * scenario.tempo.scale + FILE_US * sum(files.values())
+    slowest = min(filter(None, rates), default=0)
+    move_us = sum(sizes.values()) * 1_000_000 // slowest if slowest else 0
+    return base_us * scenario.tempo.scale + FILE_US * sum(files.values()) + move_us
