@@ -179,7 +179,7 @@ _warned: dict[str, None] = {}
 def warn_if_open(file: BinaryIO, path: str) -> None:
     """Warn once of a secret that every user of the machine may read."""
     mode = os.fstat(file.fileno()).st_mode
-    # Other systems have no such modes. A pipe, or /dev/stdin, is nobody else's to open again.
+    # Other systems have no such modes, and no other process can open a pipe or /dev/stdin again.
     is_open = os.name == "posix" and stat.S_ISREG(mode) and mode & (stat.S_IROTH | stat.S_IWOTH)
     if is_open and path not in _warned and len(_warned) < _WARNED_MAX:
         _warned[path] = None

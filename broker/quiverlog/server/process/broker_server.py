@@ -384,7 +384,7 @@ class BrokerServer:
         return address, self._own.dial, tls
 
     def _own_protocol(self) -> ClientProtocol:
-        assert self._runner is not None, "the address is told once there are clients"
+        assert self._runner is not None, "clients connect before the page asks for an address"
         context = self._connection_context(self._runner)
         return ClientProtocol(context._replace(is_own=True, local_reads=False))
 

@@ -77,7 +77,7 @@ class QuotaDriver(RightsDriver):
         for effect in effects:
             if isinstance(effect, ConnectionMuted):
                 is_muted = effect.connection_id in self.muted
-                assert is_muted is not effect.is_muted, "each change is told once"
+                assert is_muted is not effect.is_muted, "the node sends each change once"
                 change = self.muted.add if effect.is_muted else self.muted.discard
                 change(effect.connection_id)
         return super()._perform(effects)
