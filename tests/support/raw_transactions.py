@@ -128,6 +128,12 @@ class RawTransactor:
     def ask_leader(self, name: str, partition: int, request: m.Request, body: bytes = b"") -> Any:
         return self._ask(self._address_of(name, partition), request, body)
 
+    def _ask_controller(self, request: m.Request) -> Any:
+        address = self._addresses.get(self.controller_id)
+        if address is None:
+            raise ConnectionFailed("the cluster has no controller now")
+        return self._ask(address, request)
+
     def coordinator_of(self, tid: str) -> int:
         return crc32c(tid.encode()) % len(self.topics[TRANSACTIONS].partitions)
 
@@ -135,7 +141,7 @@ class RawTransactor:
         def ask() -> Any:
             if TRANSACTIONS in self.topics:
                 return self.ask_leader(TRANSACTIONS, self.coordinator_of(tid), request)
-            return self._ask(self._addresses[self.controller_id], request)
+            return self._ask_controller(request)
 
         return self._again(ask)
 
@@ -223,7 +229,7 @@ class RawTransactor:
             for name, number, first, count in targets
         ]
         if self._producer[0] < 0:
-            found = self._ask(self._addresses[self.controller_id], m.InitProducerIdRequest())
+            found = self._ask_controller(m.InitProducerIdRequest())
             self._producer = found.producer_id, found.producer_epoch
         base = self._sequences.get(partition, 0)
         data = pa.RecordBatch.from_pylist(rows, schema=INTERNAL_TOPICS[STAGED].schema)
@@ -256,10 +262,6 @@ class RawTransactor:
 
     def create(self, name: str, partitions: int, replication_factor: int) -> None:
         topic = m.NewTopic(name, serialize_schema(SCHEMA), partitions, replication_factor)
-        found = self._again(
-            lambda: self._ask(
-                self._addresses[self.controller_id], m.CreateTopicsRequest(topics=[topic])
-            )
-        )
+        found = self._again(lambda: self._ask_controller(m.CreateTopicsRequest(topics=[topic])))
         assert not found.topics[0].error_code, found.topics[0].error_message
         self.refresh()

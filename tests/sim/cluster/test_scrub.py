@@ -41,17 +41,30 @@ def _batch(base_offset: int, *, epoch: int = 3) -> bytes:
 ROWS: Final = {base: _batch(base) for base in (0, 4, 8)}
 
 
-def _cluster(*, scale: int = 1, files: tuple[int, ...] = (), heal_ms: int = 60_000) -> Any:
-    """One living broker, with a log of this many files for each partition."""
+def _cluster(
+    *,
+    scale: int = 1,
+    files: tuple[int, ...] = (),
+    heal_ms: int = 60_000,
+    byte_count: int = 0,
+    move_bytes_per_s: int = 0,
+) -> Any:
+    """One living broker, with a log of this many files, and these bytes, for each partition."""
     replicas = [
         SimpleNamespace(
             topic=SimpleNamespace(topic_id=KEY[0]),
             name=SimpleNamespace(partition=number),
-            log=SimpleNamespace(reader=SimpleNamespace(segments=[None] * count)),
+            log=SimpleNamespace(
+                reader=SimpleNamespace(segments=[None] * count),
+                _segments=SimpleNamespace(byte_count=byte_count),
+            ),
         )
         for number, count in enumerate(files)
     ]
-    broker = SimpleNamespace(assignment=SimpleNamespace(all_open=lambda: replicas))
+    broker = SimpleNamespace(
+        assignment=SimpleNamespace(all_open=lambda: replicas),
+        replication=SimpleNamespace(_quota=SimpleNamespace(_bytes_per_s=move_bytes_per_s)),
+    )
     return SimpleNamespace(
         living=[SimpleNamespace(node=SimpleNamespace(broker=broker))],
         scenario=SimpleNamespace(tempo=SimpleNamespace(scale=scale), heal_ms=heal_ms),
@@ -194,3 +207,6 @@ def test_patience_is_of_the_tempo_and_of_what_there_is_to_copy() -> None:
     assert patience_us(_cluster(scale=30), 1_000) == 30_000
     assert patience_us(_cluster(scale=3, heal_ms=10_000)) == 30_000_000
     assert patience_us(_cluster(scale=10, files=(200, 50))) == 10 * HEAL_US + 250 * FILE_US
+    assert patience_us(_cluster(files=(1,), byte_count=10**6)) == HEAL_US + FILE_US
+    moving = _cluster(files=(1,), byte_count=10**6, move_bytes_per_s=20_000)
+    assert patience_us(moving) == HEAL_US + FILE_US + 50_000_000
