@@ -38,11 +38,15 @@ __all__ = [
     "DuplicateNodeId",
     "EarlierDiskState",
     "FeatureNotFinalised",
+    "FencedInstance",
     "FencedLeaderEpoch",
+    "FencedMemberEpoch",
     "FileTooLarge",
     "ForeignDataDirectory",
     "ForkedClient",
     "FrameTooLarge",
+    "GroupFull",
+    "GroupNotEmpty",
     "IncompatibleSchema",
     "IneligibleReplica",
     "InternalTopic",
@@ -50,6 +54,7 @@ __all__ = [
     "InvalidConfig",
     "InvalidFeatureLevel",
     "InvalidFetchSession",
+    "InvalidGroup",
     "InvalidOption",
     "InvalidPartitions",
     "InvalidProducerEpoch",
@@ -107,6 +112,7 @@ __all__ = [
     "UnknownBroker",
     "UnknownConfig",
     "UnknownLeaderEpoch",
+    "UnknownMember",
     "UnknownPartition",
     "UnknownProducerId",
     "UnknownSchema",
@@ -115,6 +121,8 @@ __all__ = [
     "UnknownTopicId",
     "UnknownTransactionalId",
     "UnknownUser",
+    "UnstableOffsets",
+    "UnsupportedAssignor",
     "UnsupportedDurability",
     "UnsupportedFeatureLevel",
     "UnsupportedFormat",
@@ -649,6 +657,48 @@ class TransactionTooLarge(QuiverlogError):
     # Not retriable, unlike STAGING_FULL: no other transaction's end makes room for this one.
     code = 109
     hint = "Commit fewer rows at once, or write them without a transaction."
+
+
+# --- groups ------------------------------------------------------------------------------------
+class UnknownMember(QuiverlogError):
+    code = 94
+    hint = "The group has dropped the member: join it anew, with epoch 0."
+
+
+class FencedMemberEpoch(QuiverlogError):
+    code = 95
+    hint = "The partitions were given to other members: drop what was read of them, join anew."
+
+
+class FencedInstance(QuiverlogError):
+    code = 96
+    hint = "Give each member an `instance_id` of its own, or stop the other one."
+
+
+class UnstableOffsets(QuiverlogError):
+    code = 97
+    retriable = True
+    hint = "A transaction that commits them is being decided: ask again."
+
+
+class GroupNotEmpty(QuiverlogError):
+    code = 98
+    hint = "Stop the members first, or name partitions that no member has."
+
+
+class InvalidGroup(QuiverlogError):
+    code = 99
+    hint = "Choose another group, or another name of the topics' alphabet."
+
+
+class UnsupportedAssignor(QuiverlogError):
+    code = 100
+    hint = "`uniform` and `range` are there; all members of a group take the same."
+
+
+class GroupFull(QuiverlogError):
+    code = 101
+    hint = "Stop members, delete offsets or groups that are not needed, or use another group."
 
 
 # --- starting a broker -----------------------------------------------------------------------
