@@ -20,12 +20,12 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from quiverlog.addresses import Address, parse_address, parse_addresses
 from quiverlog.client.base.arguments import counted, extra
+from quiverlog.client.replay.stream_offsets import SourceOffset
 from quiverlog.errors import InvalidArgument, QuiverlogError
 from quiverlog.types import TopicPartition
 from quiverlog.version import VERSION
 
 from . import pool
-from .planning.offsets import SourceOffset
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

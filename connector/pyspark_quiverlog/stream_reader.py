@@ -1,7 +1,7 @@
 """`spark.readStream.format("quiverlog")`: passes Spark's calls to the planner.
 
 One instance lives in the driver's source process for the query run; copies are pickled to the
-executors. Offsets are the JSON of `planning/offsets`.
+executors. Offsets are the JSON of `quiverlog.client.replay.stream_offsets`.
 """
 
 from __future__ import annotations

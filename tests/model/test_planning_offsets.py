@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_quiverlog.planning.offsets import (
+from quiverlog.client.replay.stream_offsets import (
     Position,
     SourceOffset,
     TopicPositions,

@@ -38,6 +38,7 @@ EXCEPTIONS: Final[dict[str, str]] = {
             "broker/quiverlog/otel.py:uninstrument",
             "broker/quiverlog/client/consumer/async_reading.py:to_polars",
             "broker/quiverlog/client/consumer/reading.py:to_polars",
+            "broker/quiverlog/client/replay/replay.py:to_polars",
         ],
         "programs call it",
     ),

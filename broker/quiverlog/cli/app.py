@@ -29,6 +29,7 @@ _COMMANDS = {
     "produce": "quiverlog.cli.rows.produce:produce",
     "consume": "quiverlog.cli.rows.consume:consume",
     "sql": "quiverlog.cli.rows.sql:sql",
+    "replay": "quiverlog.cli.rows.replay:replay",
     "perf": "quiverlog.cli.rows.perf:perf",
     "dump-log": "quiverlog.cli.tools.dump_log:dump_log",
     "doctor": "quiverlog.cli.tools.doctor:doctor",

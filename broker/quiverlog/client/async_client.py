@@ -36,6 +36,7 @@ from .base.arguments import (
     seconds,
 )
 
+# blocking: from .replay.replay import replay_of
 # blocking: from .tables.database import database_of
 from .base.commands import Operation
 from .base.misuse import asyncio_only
@@ -513,3 +514,4 @@ class AsyncClient(AsyncMethods):
         return AsyncReading(plan, self.cluster, self.driver, report_progress)
 
     # blocking: duckdb = database_of
+    # blocking: replay = replay_of

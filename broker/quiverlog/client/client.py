@@ -42,6 +42,7 @@ from .base.security import SecurityLike, security_of
 from .blocking_methods import BlockingMethods
 from .cluster.routing import Cluster, Settings
 from .drivers.blocking import BlockingDriver
+from .replay.replay import replay_of
 from .tables.database import database_of
 
 if TYPE_CHECKING:
@@ -513,3 +514,4 @@ class Client(BlockingMethods):
         return Reading(plan, self.cluster, self.driver, report_progress)
 
     duckdb = database_of
+    replay = replay_of

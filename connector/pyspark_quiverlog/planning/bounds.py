@@ -4,11 +4,11 @@ left out."""
 from __future__ import annotations
 
 from pyspark_quiverlog.options import Positions, Use
+from quiverlog.client.replay.stream_offsets import Position
 from quiverlog.errors import InvalidOption
 from quiverlog.types import EARLIEST, LATEST, TopicPartition
 
 from .log_view import LogView
-from .offsets import Position
 
 __all__ = ["ending", "starting"]
 

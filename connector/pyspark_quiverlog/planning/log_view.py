@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from pyspark_quiverlog.options import ReadOptions
 from quiverlog.client.base.arguments import partitions_of
+from quiverlog.client.replay.stream_offsets import Position, TopicPositions
 from quiverlog.errors import (
     InvalidOption,
     OffsetOutOfRange,
@@ -26,8 +27,6 @@ from quiverlog.errors import (
     error_from_code,
 )
 from quiverlog.types import EARLIEST, LATEST, TopicPartition
-
-from .offsets import Position, TopicPositions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,13 +17,18 @@ from typing import Any, Final
 
 from pyspark_quiverlog.losses import Losses
 from pyspark_quiverlog.options import Use
+from quiverlog.client.replay.stream_offsets import (
+    Position,
+    SourceOffset,
+    TopicPositions,
+    begin_positions,
+)
 from quiverlog.errors import QuiverlogError, RequestTimedOut
 from quiverlog.types import TopicPartition
 
 from .admission import admit
 from .bounds import starting
 from .log_view import LogView, group_positions
-from .offsets import Position, SourceOffset, TopicPositions, begin_positions
 from .ranges import Range
 
 __all__ = ["LONG_POLL_S", "StreamPlanner"]
