@@ -17,6 +17,7 @@ from quiverlog import errors as e
 from quiverlog.wire.messages import Api, Message, Part
 from quiverlog.wire.quorum_messages import QuorumMessage
 from quiverlog.wire.registry import ADMINISTRATION, APIS
+from scripts.group_meanings import GROUP_ERRORS, GROUPS
 from scripts.security_meanings import RULES, USER_ERRORS, USERS
 from scripts.transaction_meanings import LEVELS, TRANSACTIONS
 
@@ -415,6 +416,7 @@ MEANINGS: Final[dict[str, str]] = {
     "version_max": "newest version spoken",
     "version_min": "oldest version spoken",
     **TRANSACTIONS,
+    **GROUPS,
     **USERS,
     **RULES,
 }
@@ -655,6 +657,7 @@ ENTRY_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
         e.UnknownTopicId,
     ),
     Api.ABORT_TRANSACTION: (*_COORDINATOR, e.UnknownTransactionalId, e.SequenceTooOld),
+    **GROUP_ERRORS,
     Api.LIST_TRANSACTIONS: (),
     Api.DESCRIBE_TRANSACTIONS: (),
     Api.FORWARD: (

@@ -267,7 +267,7 @@ THROTTLE_MS_MAX: Final = 60_000
 """The longest that a client waits for the `throttle_ms` of an answer."""
 
 FEATURE_LEVEL_MIN: Final = 1
-FEATURE_LEVEL_MAX: Final = 3
+FEATURE_LEVEL_MAX: Final = 4
 """See core/controller/features.py."""
 BROKER_CONFIGS_SHOWN_MAX: Final = 1_000
 """Several times as many as there are."""
@@ -334,6 +334,33 @@ TRANSACTION_TARGETS_MAX: Final = 100_000
 """Partitions that a transaction reaches from one partition of `__staged`."""
 FORWARD_ENTRIES_MAX: Final = 1_000
 RESOLVE_STAGED_ENTRIES_MAX: Final = 1_000
+
+# --- groups -----------------------------------------------------------------------------------
+GROUPS_PARTITIONS: Final = 16
+"""Fixed: a group's partition follows from their number."""
+GROUP_NAME_CHARS_MAX: Final = 255
+GROUP_INSTANCE_CHARS_MAX: Final = 255
+GROUP_RACK_CHARS_MAX: Final = 255
+ASSIGNOR_CHARS_MAX: Final = 64
+MEMBER_ID_BYTES: Final = 16
+GROUPS_PER_BROKER_MAX: Final = 10_000
+MEMBERS_PER_BROKER_MAX: Final = 50_000
+GROUP_MEMBERS_MAX: Final = 1_000
+GROUP_TOPICS_MAX: Final = 10_000
+"""Of one member's subscription."""
+GROUP_PARTITIONS_MAX: Final = 10_000
+"""In one heartbeat, or one request about offsets."""
+GROUP_OFFSETS_MAX: Final = 100_000
+GROUP_METADATA_BYTES_MAX: Final = 4 * KIB
+"""What a member commits with an offset, for itself or for people."""
+GROUP_SESSION_TIMEOUT_MS_MIN: Final = 6_000
+GROUP_SESSION_TIMEOUT_MS_DEFAULT: Final = 45_000
+GROUP_SESSION_TIMEOUT_MS_MAX: Final = 1_800_000
+GROUP_REBALANCE_TIMEOUT_MS_MIN: Final = 1_000
+GROUP_REBALANCE_TIMEOUT_MS_DEFAULT: Final = 300_000
+GROUP_REBALANCE_TIMEOUT_MS_MAX: Final = 24 * 3_600_000
+GROUP_HEARTBEAT_MS_MAX: Final = 5_000
+OFFSETS_RETENTION_MS_DEFAULT: Final = 7 * 24 * 3_600_000
 
 # --- forwarding of committed rows -------------------------------------------------------------
 FORWARD_PIECE_BYTES: Final = 1 * MIB
@@ -439,6 +466,10 @@ assert 40 * TRANSACTION_TARGETS_MAX + 64 * KIB <= HEADER_BYTES_MAX, "and so do a
 assert TRANSACTION_TARGETS_MAX < RESPONSE_CONTAINERS_MAX
 assert 4 * TRANSACTIONAL_ID_CHARS_MAX * RESOLVE_STAGED_ENTRIES_MAX + 64 * KIB <= HEADER_BYTES_MAX
 assert TRANSACTION_ATTEMPTS_MAX <= 2 * TOPICS_PER_REQUEST_MAX, "the largest COMMIT may wait"
+assert GROUP_TOPICS_MAX <= TOPICS_PER_REQUEST_MAX, "the largest heartbeat may wait"
+assert GROUP_PARTITIONS_MAX <= PARTITIONS_PER_REQUEST_MAX
+assert GROUP_METADATA_BYTES_MAX + KIB <= REPLY_PAGE_BYTES, "a page holds the largest offset"
+assert GROUP_REBALANCE_TIMEOUT_MS_DEFAULT >= GROUP_SESSION_TIMEOUT_MS_DEFAULT
 assert 10 * REPLICA_FETCH_WAIT_MS <= REPLICA_LAG_MS_MAX, "one that waits is not one that lags"
 assert QUORUM_BODY_BYTES_MAX <= PEER_QUEUE_BYTES_MAX, "the largest QUORUM may wait"
 assert PEER_IN_FLIGHT_MAX < REQUESTS_IN_FLIGHT_MAX, "a peer reads on"

@@ -6,11 +6,13 @@ import enum
 import re
 from typing import Final, NamedTuple
 
-from quiverlog.limits import TOPIC_NAME_CHARS_MAX, USER_NAME_CHARS_MAX
+from quiverlog.limits import GROUP_NAME_CHARS_MAX, TOPIC_NAME_CHARS_MAX, USER_NAME_CHARS_MAX
 
 __all__ = [
     "CLUSTER_NUMBERS_END",
     "EARLIEST",
+    "GROUPS_TOPIC",
+    "GROUP_NAME",
     "LATEST",
     "NO_EPOCH",
     "NO_PRODUCER_ID",
@@ -68,7 +70,11 @@ STAGED_TOPIC = "__staged"
 """The internal topic of rows of transactions that are not published yet."""
 
 
+GROUPS_TOPIC = "__groups"
+"""The internal topic of groups: their members, what these have, and how far they have read."""
+
 TOPIC_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_CHARS_MAX}}}")
+GROUP_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{GROUP_NAME_CHARS_MAX}}}")
 USER_NAME: Final = re.compile(rf"[A-Za-z0-9._@-]{{1,{USER_NAME_CHARS_MAX}}}")
 """For `fullmatch`: the name of a user."""
 

@@ -28,10 +28,22 @@ from quiverlog.wire.authentication_messages import CLUSTER_SHA_256, Authenticate
 from quiverlog.wire.cluster_messages import DescribeClusterRequest, UpdateFeaturesRequest
 from quiverlog.wire.decommission_messages import DecommissionBrokerRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
+from quiverlog.wire.group_messages import (
+    AlterGroupOffsetsRequest,
+    CommitOffsetsRequest,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    FetchOffsetsRequest,
+    GroupHeartbeatRequest,
+    ListGroupsRequest,
+)
 from quiverlog.wire.peer_proof import ClusterSecrets
-from quiverlog.wire.placement_messages import DescribeReplicasRequest
 from quiverlog.wire.producer_messages import DescribeProducerRequest
-from quiverlog.wire.reassignment_messages import PartitionTarget, ReassignPartitionsRequest
+from quiverlog.wire.reassignment_messages import (
+    DescribeReplicasRequest,
+    PartitionTarget,
+    ReassignPartitionsRequest,
+)
 from quiverlog.wire.registry import APIS
 from quiverlog.wire.security import user_messages as u
 from quiverlog.wire.security.acl_messages import (
@@ -211,6 +223,16 @@ OF_COORDINATORS: Final = (
     ResolveStagedRequest,
 )
 """Asked of a node that has coordinators, below."""
+OF_GROUPS: Final = (
+    GroupHeartbeatRequest,
+    CommitOffsetsRequest,
+    FetchOffsetsRequest,
+    ListGroupsRequest,
+    DescribeGroupsRequest,
+    AlterGroupOffsetsRequest,
+    DeleteGroupsRequest,
+)
+"""Asked of a coordinator of groups, below."""
 OF_STAGING: Final = (CountStagedRequest, PublishRequest)
 """Asked of a leader of `__staged`, below."""
 
@@ -224,7 +246,7 @@ def test_every_field_is_read_or_documented_as_ignored(
     state.lead(Assigned(state.leader_epoch, 1, (0, 1), (0,)), node.mono_us)  # With a follower.
     read: Fields = set()
     requests = requests_of(topic, bytes(batch_of([2])))
-    elsewhere = (*OF_COORDINATORS, *OF_STAGING)
+    elsewhere = (*OF_COORDINATORS, *OF_GROUPS, *OF_STAGING)
     asked = [spec.request for spec in APIS.values() if spec.request not in elsewhere]
     assert {type(request) for request, _ in requests} == set(asked)
     all_fields: Fields = set()

@@ -8,7 +8,7 @@ __all__ = ["Api", "Audience"]
 
 
 class Api(enum.IntEnum):
-    """Numbers of the requests: new ones take the next that is free from 77 on. 28-36, 44,
+    """Numbers of the requests: new ones take the next that is free from 77 on. 35, 36, 44,
     57-59 and 73-76 are reserved for security, groups and links."""
 
     HELLO = 0
@@ -36,6 +36,13 @@ class Api(enum.IntEnum):
     ABORT_TRANSACTION = 22
     LIST_TRANSACTIONS = 23
     DESCRIBE_TRANSACTIONS = 24
+    GROUP_HEARTBEAT = 28
+    COMMIT_OFFSETS = 29
+    FETCH_OFFSETS = 30
+    LIST_GROUPS = 31
+    DESCRIBE_GROUPS = 32
+    ALTER_GROUP_OFFSETS = 33
+    DELETE_GROUPS = 34
     QUORUM = 40
     REGISTER_BROKER = 42
     BROKER_HEARTBEAT = 43

@@ -1,4 +1,5 @@
-"""REASSIGN_PARTITIONS: moving partitions to other brokers."""
+"""Where replicas lie: REASSIGN_PARTITIONS moves partitions to other brokers, DESCRIBE_REPLICAS
+lists the replicas on one broker's disk."""
 
 from __future__ import annotations
 
@@ -13,20 +14,26 @@ from .messages import (
     BrokerEndpoint,
     Int32,
     Int64,
+    Known,
     Part,
     PerTopic,
     Request,
     Response,
+    TopicId,
     UInt63,
 )
 
 __all__ = [
     "REASSIGN_PARTITIONS_CONTAINERS_MAX",
+    "DescribeReplicasRequest",
+    "DescribeReplicasResponse",
     "PartitionReplicas",
     "PartitionTarget",
     "ReassignPartitionsRequest",
     "ReassignPartitionsResponse",
+    "ReplicaSize",
     "TopicMoves",
+    "TopicReplicas",
 ]
 
 REASSIGN_PARTITIONS_CONTAINERS_MAX = 2 * PARTITIONS_PER_TOPIC_MAX + 2
@@ -84,4 +91,36 @@ class ReassignPartitionsResponse(Response, array_like=True, gc=False):
     moves: Annotated[list[PartitionReplicas], Meta(max_length=PARTITIONS_PER_TOPIC_MAX)] = []
     controller: BrokerEndpoint | None = None
     topics: PerTopic[TopicMoves] = []
+    next_name: str = ""
+
+
+class DescribeReplicasRequest(Request, array_like=True, gc=False):
+    """Asks the broker for its replicas of these topics, in pages."""
+
+    API: ClassVar[Api] = Api.DESCRIBE_REPLICAS
+    names: PerTopic[str] | None = None
+    first_name: str = ""
+
+
+class ReplicaSize(Part, array_like=True, gc=False):
+    partition: Int32 = -1
+    size_bytes: Known = -1
+    log_end_offset: Int64 = -1
+
+
+class TopicReplicas(Part, array_like=True, gc=False):
+    """Topics without a replica there are left out."""
+
+    name: str = ""
+    topic_id: TopicId = b""
+    replicas: Annotated[list[ReplicaSize], Meta(max_length=PARTITIONS_PER_TOPIC_MAX)] = []
+
+
+class DescribeReplicasResponse(Response, array_like=True, gc=False):
+    """The replicas of broker `node_id`."""
+
+    API: ClassVar[Api] = Api.DESCRIBE_REPLICAS
+    node_id: Int32 = -1
+    room_bytes: Int64 = -1
+    topics: PerTopic[TopicReplicas] = []
     next_name: str = ""

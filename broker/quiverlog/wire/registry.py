@@ -21,8 +21,8 @@ from . import cluster_messages as c
 from . import config_messages as k
 from . import decommission_messages as d
 from . import election_messages as e
+from . import group_messages as g
 from . import messages as m
-from . import placement_messages as p
 from . import producer_messages as w
 from . import quorum_messages as q
 from . import reassignment_messages as n
@@ -133,7 +133,7 @@ APIS: dict[int, ApiSpec] = {
         _spec(c.DescribeClusterRequest, c.DescribeClusterResponse, _CLIENTS),
         _spec(v.ChangeVotersRequest, v.ChangeVotersResponse, _ADMINISTRATION),
         _spec(e.ElectLeadersRequest, e.ElectLeadersResponse, _ADMINISTRATION),
-        _spec(p.DescribeReplicasRequest, p.DescribeReplicasResponse, _CLIENTS),
+        _spec(n.DescribeReplicasRequest, n.DescribeReplicasResponse, _CLIENTS),
         _spec(w.DescribeProducerRequest, w.DescribeProducerResponse, _CLIENTS),
         _spec(
             n.ReassignPartitionsRequest,
@@ -159,6 +159,28 @@ APIS: dict[int, ApiSpec] = {
         _spec(t.AbortTransactionRequest, t.AbortTransactionResponse, _CLIENTS),
         _spec(t.ListTransactionsRequest, t.ListTransactionsResponse, _CLIENTS),
         _spec(t.DescribeTransactionsRequest, t.DescribeTransactionsResponse, _CLIENTS),
+        _spec(
+            g.GroupHeartbeatRequest,
+            g.GroupHeartbeatResponse,
+            _CLIENTS,
+            request_containers_max=g.HEARTBEAT_CONTAINERS_MAX,
+        ),
+        _spec(
+            g.CommitOffsetsRequest,
+            g.CommitOffsetsResponse,
+            _CLIENTS,
+            request_containers_max=g.COMMIT_OFFSETS_CONTAINERS_MAX,
+        ),
+        _spec(g.FetchOffsetsRequest, g.FetchOffsetsResponse, _CLIENTS),
+        _spec(g.ListGroupsRequest, g.ListGroupsResponse, _CLIENTS),
+        _spec(g.DescribeGroupsRequest, g.DescribeGroupsResponse, _CLIENTS),
+        _spec(
+            g.AlterGroupOffsetsRequest,
+            g.AlterGroupOffsetsResponse,
+            _CLIENTS,
+            request_containers_max=g.COMMIT_OFFSETS_CONTAINERS_MAX,
+        ),
+        _spec(g.DeleteGroupsRequest, g.DeleteGroupsResponse, _CLIENTS),
         _spec(a.AuthenticateRequest, a.AuthenticateResponse, _CLIENTS),
         _spec(u.WhoAmIRequest, u.WhoAmIResponse, _CLIENTS),
         _spec(u.AlterUsersRequest, u.AlterUsersResponse, _ADMINISTRATION),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from quiverlog.batch.schema import serialize_schema
 from quiverlog.core.controller.features import level_records
-from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS
+from quiverlog.core.controller.internal_topics import TRANSACTION_TOPICS
 from quiverlog.core.controller.records import (
     ConfigRecord,
     PartitionRecord,
@@ -120,7 +120,7 @@ class Setup:
         if leader is None or leader.node is None:
             return False
         image = leader.node.broker.metadata.pending
-        if INTERNAL_TOPICS.keys() <= image.topics.keys():
+        if image.topics.keys() >= set(TRANSACTION_TOPICS):
             return True
         records = ensure_internal_topics(
             image, staged=0, now_us=leader.now.wall_us, entropy=self._rng.randbytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS
+from quiverlog.core.controller.internal_topics import TRANSACTION_TOPICS
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -18,7 +18,7 @@ def is_published(cluster: Cluster) -> bool:
     if leader is None or leader.node is None:
         return False
     topics = leader.node.broker.metadata.image.topics
-    wanted = sum(len(topics[name].partitions) for name in INTERNAL_TOPICS if name in topics)
+    wanted = sum(len(topics[name].partitions) for name in TRANSACTION_TOPICS if name in topics)
     served = 0
     for host in cluster.living:
         assert host.node is not None

@@ -22,7 +22,7 @@ from quiverlog.wire import messages as m
 from quiverlog.wire.broker_messages import RegisteredListener
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
 from quiverlog.wire.peer_proof import ClusterSecrets
-from quiverlog.wire.placement_messages import DescribeReplicasRequest
+from quiverlog.wire.reassignment_messages import DescribeReplicasRequest
 from quiverlog.wire.security.quota_messages import DescribeQuotasRequest
 from quiverlog.wire.security.user_messages import (
     AlterUsersRequest,

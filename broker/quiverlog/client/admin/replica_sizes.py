@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from quiverlog.client.base.commands import Operation
 from quiverlog.client.cluster.each_broker import ask_each_broker
 from quiverlog.client.cluster.routing import Cluster
-from quiverlog.wire.placement_messages import DescribeReplicasRequest, DescribeReplicasResponse
+from quiverlog.wire.reassignment_messages import DescribeReplicasRequest, DescribeReplicasResponse
 
 __all__ = ["ReplicaSizes", "replica_sizes"]
 

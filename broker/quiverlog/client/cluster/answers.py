@@ -407,6 +407,62 @@ def _check_page_of_transactions(request: Any, response: Any, _: int) -> None:
         )
 
 
+def _check_group_heartbeat(request: Any, response: Any, _: int) -> None:
+    if request.member_epoch >= 0 and not response.error_code and response.member_epoch < 1:
+        raise InvalidResponse(
+            f"GROUP_HEARTBEAT was answered with the epoch {response.member_epoch}."
+        )
+
+
+def _check_offset_results(request: Any, response: Any, _: int) -> None:
+    asked = [(one.topic_id, one.partition) for one in request.entries]
+    found = [(one.topic_id, one.partition) for one in response.entries]
+    _check_same(asked, found, "entries")
+
+
+def _check_fetch_offsets(request: Any, response: Any, _: int) -> None:
+    found = [(one.topic_id, one.partition) for one in response.offsets]
+    if len(set(found)) != len(found):
+        raise InvalidResponse("FETCH_OFFSETS was answered with a partition twice.")
+    if request.topics is not None:
+        asked = {(one.topic_id, number) for one in request.topics for number in one.partitions}
+        if not asked.issuperset(found):
+            raise InvalidResponse("FETCH_OFFSETS was answered with partitions of others.")
+    _check_page(request, response)
+
+
+def _check_page(request: Any, response: Any) -> None:
+    # Else the client would ask for ever.
+    if response.next_page and response.next_page <= request.page:
+        raise InvalidResponse("A page of the answer is followed by itself, or an earlier one.")
+
+
+def _check_list_groups(request: Any, response: Any, _: int) -> None:
+    found = [one.group for one in response.groups]
+    if found != sorted(set(found)) or (found and found[0] < request.first_group):
+        raise InvalidResponse(
+            f"Groups from {_shown(request.first_group)} on come as {found[:SHOWN_MAX]}."
+        )
+    following = response.next_group
+    if following and following <= max((request.first_group, *found[-1:])):
+        raise InvalidResponse(
+            f"The page of groups from {_shown(request.first_group)} on is followed by"
+            f" {_shown(following)}."
+        )
+
+
+def _check_describe_groups(request: Any, response: Any, _: int) -> None:
+    found = [one.group for one in response.groups]
+    if len(set(found)) != len(found) or not set(request.groups).issuperset(found):
+        raise InvalidResponse(f"Of other groups came {found[:SHOWN_MAX]}.")
+    _check_page(request, response)
+
+
+def _check_delete_groups(request: Any, response: Any, _: int) -> None:
+    if [one.group for one in response.groups] != request.groups:
+        raise InvalidResponse("DELETE_GROUPS was answered with other groups.")
+
+
 def _check_describe_users(request: Any, response: Any, _: int) -> None:
     names = [user.name for user in response.users]
     if request.name is not None:
@@ -495,5 +551,12 @@ _CHECKS: Final[dict[m.Api, Callable[[Any, Any, int], None]]] = {
     m.Api.ABORT_TRANSACTION: _fits_any,
     m.Api.LIST_TRANSACTIONS: _check_page_of_transactions,
     m.Api.DESCRIBE_TRANSACTIONS: _check_page_of_transactions,
+    m.Api.GROUP_HEARTBEAT: _check_group_heartbeat,
+    m.Api.COMMIT_OFFSETS: _check_offset_results,
+    m.Api.FETCH_OFFSETS: _check_fetch_offsets,
+    m.Api.LIST_GROUPS: _check_list_groups,
+    m.Api.DESCRIBE_GROUPS: _check_describe_groups,
+    m.Api.ALTER_GROUP_OFFSETS: _check_offset_results,
+    m.Api.DELETE_GROUPS: _check_delete_groups,
 }
 assert _CHECKS.keys() == {spec.api for spec in APIS.values() if not spec.between_brokers}

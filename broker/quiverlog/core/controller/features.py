@@ -23,6 +23,7 @@ from quiverlog.limits import FEATURE_LEVEL_MAX, FEATURE_LEVEL_MIN
 from quiverlog.types import CLUSTER_NUMBERS_END
 
 __all__ = [
+    "GROUPS_LEVEL",
     "LEVELS",
     "SECURITY_LEVEL",
     "TRANSACTIONS_LEVEL",
@@ -37,6 +38,7 @@ LEVELS: Final = {
     1: "what release 0.1.0 has",
     2: "transactions",
     3: "users, rules and quotas",
+    4: "consumer groups",
 }
 
 assert list(LEVELS) == [*range(FEATURE_LEVEL_MIN, FEATURE_LEVEL_MAX + 1)], "each has its line"
@@ -44,6 +46,7 @@ assert list(LEVELS) == [*range(FEATURE_LEVEL_MIN, FEATURE_LEVEL_MAX + 1)], "each
 
 TRANSACTIONS_LEVEL: Final = 2
 SECURITY_LEVEL: Final = 3
+GROUPS_LEVEL: Final = 4
 
 
 def check_finalised(image: Image, level: int, what: str) -> None:

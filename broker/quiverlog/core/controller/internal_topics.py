@@ -2,6 +2,7 @@
 
     __transactions   what coordinators have decided about transactional ids
     __staged         rows of transactions that are not published yet
+    __groups         members of groups, what these have, and how far they have read
 
 Their names begin with `__`, those of other topics never do. On request their replicas move, change
 in number and are elected, and `__staged` gets partitions; all else is refused.
@@ -19,18 +20,21 @@ from quiverlog.errors import InternalTopic, InvalidPartitions
 from quiverlog.limits import (
     BATCH_BYTES_DEFAULT_MAX,
     BATCH_BYTES_MAX,
+    GROUPS_PARTITIONS,
     MIB,
     STAGED_PARTITIONS_MAX,
     STAGED_PARTITIONS_MIN,
     STAGED_PARTITIONS_PER_BROKER,
     TRANSACTIONS_PARTITIONS,
 )
-from quiverlog.types import STAGED_TOPIC, TRANSACTIONS_TOPIC, Durability
+from quiverlog.types import GROUPS_TOPIC, STAGED_TOPIC, TRANSACTIONS_TOPIC, Durability
 
 __all__ = [
+    "GROUPS",
     "INTERNAL_TOPICS",
     "STAGED",
     "TRANSACTIONS",
+    "TRANSACTION_TOPICS",
     "InternalShape",
     "check_altered",
     "is_internal",
@@ -40,6 +44,9 @@ __all__ = [
 
 TRANSACTIONS: Final = TRANSACTIONS_TOPIC
 STAGED: Final = STAGED_TOPIC
+GROUPS: Final = GROUPS_TOPIC
+TRANSACTION_TOPICS: Final = (TRANSACTIONS, STAGED)
+"""Made together, on first use; `__groups` is made by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,18 @@ INTERNAL_TOPICS: Final = {
         # A row holds a whole batch of another topic.
         batch_bytes_max=BATCH_BYTES_MAX,
     ),
+    GROUPS: InternalShape(
+        _columns(
+            ("kind", pa.int8()),
+            ("group", pa.string()),
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+        ),
+        # A commit that a power failure takes costs rows that are read again, and none.
+        durability=Durability.REPLICATED,
+        segment_bytes=16 * MIB,
+        batch_bytes_max=BATCH_BYTES_DEFAULT_MAX,
+    ),
 }
 
 
@@ -114,6 +133,8 @@ def partitions_at_creation(name: str, staged: int, live_brokers: int) -> int:
     """`staged`: `staged.partitions`."""
     if name == TRANSACTIONS:
         return TRANSACTIONS_PARTITIONS
+    if name == GROUPS:
+        return GROUPS_PARTITIONS
     assert name == STAGED
     count = staged or STAGED_PARTITIONS_PER_BROKER * live_brokers
     return min(max(count, STAGED_PARTITIONS_MIN), STAGED_PARTITIONS_MAX)
@@ -130,7 +151,7 @@ def check_altered(name: str, *, is_reconfigured: bool, partitions: int) -> None:
         refuse_internal(name, "its schema and configuration are fixed")
     if partitions == -1 or not is_internal(name):
         return
-    # Where an id is decided follows from the number of partitions.
+    # Where an id, or a group, is decided follows from the number of partitions.
     if name != STAGED:
         refuse_internal(name, "the number of its partitions is fixed")
     if partitions > STAGED_PARTITIONS_MAX:

@@ -21,10 +21,16 @@ from quiverlog.core.controller.configs import (
     topic_config,
     why_no_topic_key,
 )
-from quiverlog.core.controller.features import TRANSACTIONS_LEVEL, check_finalised
+from quiverlog.core.controller.features import (
+    GROUPS_LEVEL,
+    TRANSACTIONS_LEVEL,
+    check_finalised,
+)
 from quiverlog.core.controller.image import Image
 from quiverlog.core.controller.internal_topics import (
+    GROUPS,
     INTERNAL_TOPICS,
+    TRANSACTION_TOPICS,
     check_altered,
     partitions_at_creation,
     refuse_internal,
@@ -165,16 +171,24 @@ def internal_factor(image: Image) -> int:
 
 
 def ensure_internal_topics(
-    image: Image, *, staged: int, now_us: int, entropy: Callable[[int], bytes]
+    image: Image,
+    names: Sequence[str] = TRANSACTION_TOPICS,
+    *,
+    staged: int,
+    now_us: int,
+    entropy: Callable[[int], bytes],
 ) -> list[Record]:
-    """Return the records, for one entry, that make the internal topics that are missing.
+    """Return the records, for one entry, that make those of the internal topics that are missing.
 
     Raises FeatureNotFinalised; CoordinatorNotReady: too few brokers are live; PolicyViolation.
     """
-    missing = [name for name in INTERNAL_TOPICS if name not in image.topics]
+    missing = [name for name in names if name not in image.topics]
     if not missing:
         return []
-    check_finalised(image, TRANSACTIONS_LEVEL, "a transaction")
+    if GROUPS in missing:
+        check_finalised(image, GROUPS_LEVEL, "a group")
+    else:
+        check_finalised(image, TRANSACTIONS_LEVEL, "a transaction")
     _check_topics(image, len(missing))
     factor, live = internal_factor(image), len(takers(image))
     # Until a raise the first decisions would lie on fewer disks than they could.

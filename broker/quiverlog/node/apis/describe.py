@@ -31,7 +31,7 @@ from quiverlog.wire.cluster_messages import (
     DescribeClusterRequest,
     DescribeClusterResponse,
 )
-from quiverlog.wire.placement_messages import (
+from quiverlog.wire.reassignment_messages import (
     DescribeReplicasRequest,
     DescribeReplicasResponse,
     ReplicaSize,

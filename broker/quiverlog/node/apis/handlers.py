@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from quiverlog.node.apis import describe, offsets, topics, transactions
+from quiverlog.node.apis import describe, groups, offsets, topics, transactions
 from quiverlog.node.apis.acls import (
     handle_alter_acls,
     handle_alter_quotas,
@@ -55,10 +55,18 @@ from quiverlog.wire.cluster_messages import DescribeClusterRequest, UpdateFeatur
 from quiverlog.wire.config_messages import AlterConfigsRequest, DescribeConfigsRequest
 from quiverlog.wire.decommission_messages import DecommissionBrokerRequest
 from quiverlog.wire.election_messages import ElectLeadersRequest
-from quiverlog.wire.placement_messages import DescribeReplicasRequest
+from quiverlog.wire.group_messages import (
+    AlterGroupOffsetsRequest,
+    CommitOffsetsRequest,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    FetchOffsetsRequest,
+    GroupHeartbeatRequest,
+    ListGroupsRequest,
+)
 from quiverlog.wire.producer_messages import DescribeProducerRequest
 from quiverlog.wire.quorum_messages import QuorumRequest
-from quiverlog.wire.reassignment_messages import ReassignPartitionsRequest
+from quiverlog.wire.reassignment_messages import DescribeReplicasRequest, ReassignPartitionsRequest
 from quiverlog.wire.registry import APIS
 from quiverlog.wire.replica_messages import (
     AlterPartitionRequest,
@@ -140,6 +148,13 @@ STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = 
     AbortTransactionRequest: transactions.handle_abort_transaction,
     ListTransactionsRequest: transactions.handle_list_transactions,
     DescribeTransactionsRequest: transactions.handle_describe_transactions,
+    GroupHeartbeatRequest: groups.handle_group_heartbeat,
+    CommitOffsetsRequest: groups.handle_commit_offsets,
+    FetchOffsetsRequest: groups.handle_fetch_offsets,
+    ListGroupsRequest: groups.handle_list_groups,
+    DescribeGroupsRequest: groups.handle_describe_groups,
+    AlterGroupOffsetsRequest: groups.handle_alter_group_offsets,
+    DeleteGroupsRequest: groups.handle_delete_groups,
     CountStagedRequest: transactions.handle_count_staged,
     PublishRequest: transactions.handle_publish,
     ResolveStagedRequest: transactions.handle_resolve_staged,

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from quiverlog.core.controller import topics as decide
-from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS
+from quiverlog.core.controller.internal_topics import TRANSACTION_TOPICS
 from quiverlog.core.controller.records import PartitionRecord, Record, TopicRecord
 from quiverlog.core.controller.topic_image import TopicImage
 from quiverlog.errors import InvalidRequest, QuiverlogError
@@ -178,24 +178,27 @@ def _created(broker: Broker, call: Call, result: m.TopicResult) -> Generator[Wai
 
 
 # --- internal topics ----------------------------------------------------------------------------
-def make_internal_topics(broker: Broker, call: Call) -> Generator[Wait, object, None]:
-    """Make the internal topics where they are missing; return when both are there.
+def make_internal_topics(
+    broker: Broker, call: Call, names: Sequence[str] = TRANSACTION_TOPICS
+) -> Generator[Wait, object, None]:
+    """Make these internal topics where they are missing; return when all are there.
 
     Raises NotController, and as `ensure_internal_topics`.
     """
-    records = yield from decided(broker, call, partial(_decide_internal, broker, call))
+    records = yield from decided(broker, call, partial(_decide_internal, broker, call, names))
     if records:
         broker.admission.check_writable()
         yield _propose(broker, call, records).wait
         factor = decide.internal_factor(broker.metadata.image)
         broker.outbox.log("info", "internal topics created", replicas=factor)
-    for name in INTERNAL_TOPICS:
+    for name in names:
         yield broker.assignment.opened(broker.metadata.image.topics[name].topic_id, call.now)
 
 
-def _decide_internal(broker: Broker, call: Call) -> list[Record]:
+def _decide_internal(broker: Broker, call: Call, names: Sequence[str]) -> list[Record]:
     return decide.ensure_internal_topics(
         broker.metadata.pending,
+        names,
         staged=broker.config.staged_partitions,
         now_us=call.now.wall_us,
         entropy=broker.entropy,

@@ -48,6 +48,10 @@ def _id(operation: Operation) -> Need:
     return Need(Scope.EACH, operation, ResourceKind.TRANSACTIONAL_ID)
 
 
+def _group(operation: Operation) -> Need:
+    return Need(Scope.EACH, operation, ResourceKind.GROUP)
+
+
 _NONE, _BROKER = Need(Scope.NONE), Need(Scope.BROKER)
 _ALTER, _DESCRIBE = Operation.ALTER, Operation.DESCRIBE
 
@@ -86,6 +90,15 @@ NEEDS: Final[dict[Api, Need]] = {
     Api.ABORT_TRANSACTION: _id(Operation.WRITE),
     Api.LIST_TRANSACTIONS: _id(_DESCRIBE),
     Api.DESCRIBE_TRANSACTIONS: _id(_DESCRIBE),
+    # And READ on each topic that a member subscribes to, commits or resets; what is shown of a
+    # topic needs DESCRIBE on it.
+    Api.GROUP_HEARTBEAT: _group(Operation.READ),
+    Api.COMMIT_OFFSETS: _group(Operation.READ),
+    Api.FETCH_OFFSETS: _group(_DESCRIBE),
+    Api.LIST_GROUPS: _group(_DESCRIBE),
+    Api.DESCRIBE_GROUPS: _group(_DESCRIBE),
+    Api.ALTER_GROUP_OFFSETS: _group(Operation.READ),
+    Api.DELETE_GROUPS: _group(Operation.DELETE),
     Api.WHO_AM_I: _NONE,
     # An own password, and own tokens, need nothing; what touches an administrator needs ALTER on
     # the cluster, too. `apis/users.py` has the operation of each change.

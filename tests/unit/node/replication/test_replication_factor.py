@@ -9,8 +9,9 @@ from quiverlog.core.controller.topic_image import TopicImage
 from quiverlog.errors import InvalidConfig, InvalidReplicaAssignment
 from quiverlog.types import Durability
 from quiverlog.wire import messages as m
-from quiverlog.wire.placement_messages import DescribeReplicasRequest, DescribeReplicasResponse
 from quiverlog.wire.reassignment_messages import (
+    DescribeReplicasRequest,
+    DescribeReplicasResponse,
     PartitionTarget,
     ReassignPartitionsRequest,
 )

@@ -27,9 +27,12 @@ from quiverlog.wire.config_messages import (
 )
 from quiverlog.wire.decommission_messages import DecommissionBrokerRequest, DecommissionStep
 from quiverlog.wire.election_messages import ElectLeadersRequest
-from quiverlog.wire.placement_messages import DescribeReplicasRequest
 from quiverlog.wire.producer_messages import DescribeProducerRequest
-from quiverlog.wire.reassignment_messages import PartitionTarget, ReassignPartitionsRequest
+from quiverlog.wire.reassignment_messages import (
+    DescribeReplicasRequest,
+    PartitionTarget,
+    ReassignPartitionsRequest,
+)
 from quiverlog.wire.security.acl_messages import AlterAclsRequest, DescribeAclsRequest, RulePart
 from quiverlog.wire.security.quota_messages import (
     AlterQuotasRequest,

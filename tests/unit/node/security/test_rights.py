@@ -21,7 +21,7 @@ from quiverlog.node.security import authoriser as module
 from quiverlog.types import Operation as Op
 from quiverlog.types import ResourceKind as Kind
 from quiverlog.wire import messages as m
-from quiverlog.wire.placement_messages import DescribeReplicasRequest
+from quiverlog.wire.reassignment_messages import DescribeReplicasRequest
 from quiverlog.wire.security.acl_messages import AlterAclsRequest, DescribeAclsRequest, RuleQuestion
 from quiverlog.wire.transaction_messages import (
     CommittedAttempt,
