@@ -214,7 +214,7 @@ class Coordinator:
         self._is_complete = True
         for group in self.groups.values():
             group.index()
-            if group.target_epoch < group.epoch:
+            if group.is_behind:
                 group.target_due(now.mono_us)
                 self._note_due(group)
         self._see_all(now)
@@ -362,7 +362,11 @@ class Coordinator:
             if group is None or group.due_us != due_us:
                 continue
             group.due_us = None
-            if group.target_epoch < group.epoch and name not in self._assigning:
+            if group.is_behind and name not in self._assigning:
+                if group.target_epoch >= group.epoch:
+                    grown = group.topics_changed(topics, now, is_forced=True)
+                    self._note_due(group)
+                    return Ticked(grown, [])
                 self._assigning[name] = group.assigning(topics)
         if not self._assigning:
             return Ticked([], [])
@@ -473,21 +477,15 @@ class Coordinator:
         epoch: int,
         sequence: int,
         digest: bytes,
-        attempt: bytes,
+        attempt: int,
         member_id: bytes,
         member_epoch: int,
         entries: Sequence[Entry],
         topics: Topics,
         now: Now,
     ) -> Preparing:
-        """Have offsets pend with a transaction (PREPARE_OFFSETS), all or none.
-
-        Args:
-            digest: of all that the transaction decides, these offsets too; never empty.
-            attempt: names this try of its coordinator; another try has another one.
-
-        Raises what `Offsets.prepare` and `commit` raise.
-        """
+        """Have offsets pend with a transaction (PREPARE_OFFSETS), all or none: `Offsets.prepare`.
+        Raises what it and `commit` raise."""
         assert digest
         group = self._to_commit(name, member_id)
         check = group.committer(member_id, member_epoch)
@@ -505,7 +503,7 @@ class Coordinator:
         digest: bytes,
         now: Now,
         *,
-        attempt: bytes | None = None,
+        attempt: int | None = None,
     ) -> list[Record]:
         """See `Offsets.settle`."""
         group = self.groups.get(name)

@@ -310,6 +310,14 @@ class Group:
         return 0 if self.header is None else self.header.epoch
 
     @property
+    def is_behind(self) -> bool:
+        """Whether a target is to be computed, also where rows that belong together were stored in
+        part: an append that fails may leave the first of them."""
+        if not self.members:
+            return False
+        return self.target_epoch < self.epoch or self.targets.keys() != self.members.keys()
+
+    @property
     def is_blank(self) -> bool:
         """Whether there is no row of it."""
         return (
@@ -503,10 +511,11 @@ class Group:
             return self._return(beat, old_id, topics, now)
         if len(self.members) >= MEMBERS_PER_GROUP_MAX:
             raise GroupFull(f"{self.name!r} has {MEMBERS_PER_GROUP_MAX:,} members, the most.")
+        # The epoch first, in all such lists: of what is stored in part, the epoch shows it.
         records = [
+            self._grown(topics, now, beat=beat),
             Record(Kind.MEMBER, self.name, beat.member_id, _member(beat, None)),
             self._current(beat.member_id, Standing(0, 0, beat.beat, {}, {})),
-            self._grown(topics, now, beat=beat),
         ]
         live = self._seen(beat.member_id, now)
         live.beat = beat.beat
@@ -525,9 +534,8 @@ class Group:
         if old_id == member_id and beat.beat <= self._newest_beat(old_id, old):
             raise ThrottledBroker(f"heartbeat {beat.beat} comes late.")
         back = standing._replace(previous_epoch=0, beat=beat.beat, revoking={})
-        records = []
+        records = self._removed(old_id) if old_id != member_id else []
         if old_id != member_id:
-            records += self._removed(old_id)
             target = self.targets.get(old_id)
             if target is not None:
                 records.append(Record(Kind.TARGET, self.name, member_id, target))
@@ -535,7 +543,7 @@ class Group:
         records.append(Record(Kind.MEMBER, self.name, member_id, member))
         records.append(self._current(member_id, back))
         if member.topics != old.topics:
-            records.append(self._grown(topics, now, beat=beat, without=[old_id]))
+            records.insert(0, self._grown(topics, now, beat=beat, without=[old_id]))
         self.lives.pop(old_id, None)
         live = self._seen(member_id, now)
         live.beat = beat.beat
@@ -563,7 +571,7 @@ class Group:
     def remove(self, member_ids: Collection[bytes], topics: Topics, now: Now) -> list[Record]:
         """Return the records of members that have left or are fenced."""
         records = [record for one in member_ids for record in self._removed(one)]
-        return [*records, self._grown(topics, now, without=member_ids)]
+        return [self._grown(topics, now, without=member_ids), *records]
 
     def _removed(self, member_id: bytes) -> list[Record]:
         # The member last: of what is stored in part, a later coordinator removes the rest.
@@ -578,7 +586,7 @@ class Group:
             return []
         records = [Record(Kind.MEMBER, self.name, beat.member_id, after)]
         if after.topics != member.topics:
-            records.append(self._grown(topics, now, beat=beat))
+            records.insert(0, self._grown(topics, now, beat=beat))
         return records
 
     def _check_assignor(self, beat: Heartbeat) -> None:
@@ -629,12 +637,12 @@ class Group:
         if self.due_us is None or at_us < self.due_us:
             self.due_us = at_us
 
-    def topics_changed(self, topics: Topics, now: Now) -> list[Record]:
+    def topics_changed(self, topics: Topics, now: Now, *, is_forced: bool = False) -> list[Record]:
         """Return the next epoch where partitions of a subscribed topic have come or gone."""
         if self.header is None or not self.members:
             return []
-        digest = _digest(self._topic_counts, topics)
-        return [] if digest == self.header.topics else [self._grown(topics, now)]
+        is_same = _digest(self._topic_counts, topics) == self.header.topics
+        return [] if is_same and not is_forced else [self._grown(topics, now)]
 
     def assigning(self, topics: Topics) -> Assigning:
         """Begin to compute the target of the present epoch."""

@@ -202,35 +202,38 @@ class Offsets:
         epoch: int,
         sequence: int,
         digest: bytes,
-        attempt: bytes,
+        attempt: int,
         entries: Sequence[Entry],
         check: Check,
         topics: Topics,
         now: Now,
     ) -> Preparing:
-        """Have offsets pend, all or none. Raises FencedMemberEpoch, UnstableOffsets, GroupFull,
-        InvalidRequest, UnknownTopicId, UnknownPartition."""
+        """Have offsets pend, all or none.
+
+        Args:
+            digest: of all that the transaction decides, these offsets too; never empty.
+            attempt: numbers the tries of all transactions of the id, also those of its later
+                coordinators. One is decided only while no later one has begun.
+
+        Raises FencedMemberEpoch, UnstableOffsets, GroupFull, InvalidRequest, UnknownTopicId,
+        UnknownPartition.
+        """
         if not entries:
             raise InvalidRequest("a transaction was to commit offsets of no partition.")
         before = self.pending.get(tid)
         if before is not None:
-            standing = (before.epoch, before.sequence)
-            is_same = standing == (epoch, sequence) and before.digest == digest
-            if is_same and before.is_committed:
+            is_same = (before.epoch, before.sequence) == (epoch, sequence)
+            if is_same and before.is_committed and before.digest == digest:
                 return Preparing([], is_settled=True)
+            if is_same and before.entries and before.attempt == attempt:
+                return Preparing([])
+            _check_newer(tid, before, (epoch, sequence, attempt))
             if before.entries and not is_same:
                 raise UnstableOffsets(
                     f"transaction {before.sequence} of {tid!r} is not settled in {self._group!r}."
                 )
-            if (epoch, sequence) < standing or (before.is_committed and standing[1] >= sequence):
-                raise FencedMemberEpoch(
-                    f"transaction {sequence} of {tid!r}: {before.sequence} came after it."
-                )
-            if before.entries:
-                # The coordinator tries it again: an earlier failure must not settle this.
-                again = replace(before, attempt=attempt)
-                return Preparing([] if again == before else [self._pending_row(tid, again)])
         self._check_all(tid, entries, check, topics)
+        # An earlier try of the same transaction, which is never decided, ends with this.
         pending = Pending(epoch, sequence, digest, attempt, tuple(entries), now.wall_us)
         return Preparing([self._pending_row(tid, pending)])
 
@@ -245,7 +248,9 @@ class Offsets:
             )
         for one in entries:
             partition = one.topic_id, one.partition
-            error = _check_entry(one, topics) or check(partition) or self._unstable(partition)
+            error = _check_entry(one, topics) or check(partition)
+            if error is None and self._pending_of.get(partition) != tid:
+                error = self._unstable(partition)
             if error is not None:
                 raise error
 
@@ -260,20 +265,21 @@ class Offsets:
         digest: bytes,
         now: Now,
         *,
-        attempt: bytes | None = None,
+        attempt: int | None = None,
     ) -> list[Record]:
         """Return the records that settle what pends; none where nothing of the transaction does.
 
         Args:
             digest: the one that was decided; empty: none was.
-            attempt: with an empty digest: the try that has failed; None: no try can be decided.
+            attempt: with an empty digest: the try that has failed; None: none can be decided.
         """
         pending = self.pending.get(tid)
         if pending is None or not pending.entries:
             return []
         if (pending.epoch, pending.sequence) != (epoch, sequence):
             return []
-        if not digest and attempt is not None and attempt != pending.attempt:
+        # Its coordinator tries it again meanwhile: the failure of an earlier try comes late.
+        if not digest and attempt is not None and attempt < pending.attempt:
             return []
         is_committed = bool(digest) and digest == pending.digest
         settled = replace(pending, entries=(), settled_us=now.wall_us, is_committed=is_committed)
@@ -321,6 +327,16 @@ def _check_entry(one: Entry, topics: Topics) -> QuiverlogError | None:
     if not 0 <= one.partition < count:
         return UnknownPartition(f"partition {one.partition}: the topic has {count}.")
     return None
+
+
+def _check_newer(tid: str, before: Pending, place: tuple[int, int, int]) -> None:
+    newest = before.epoch, before.sequence, before.attempt
+    if place > newest and not (before.is_committed and place[1] <= before.sequence):
+        return
+    raise FencedMemberEpoch(
+        f"transaction {place[1]} of {tid!r} (epoch {place[0]}, attempt {place[2]}): transaction"
+        f" {newest[1]} (epoch {newest[0]}, attempt {newest[2]}) was before it."
+    )
 
 
 def _no_room(group: str) -> QuiverlogError:

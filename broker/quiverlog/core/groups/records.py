@@ -155,13 +155,13 @@ class Pending(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     """`settled_us`, by the wall clock: it is settled, and only its place among the transactions of
     the id counts, so that a late PREPARE_OFFSETS does not begin it again.
 
-    `attempt`: the try of the coordinator of transactions that prepared it last.
+    `attempt`: of the coordinators of transactions; a later one has a larger number.
     """
 
     epoch: int
     sequence: int
     digest: bytes
-    attempt: bytes
+    attempt: int
     entries: tuple[Entry, ...] = ()
     now_us: int = 0
     settled_us: int = 0
