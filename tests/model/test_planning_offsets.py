@@ -35,6 +35,7 @@ offsets = st.one_of(
         first=st.one_of(st.none(), topics),
         resume=st.one_of(st.none(), topics),
         kept=st.one_of(st.none(), topics),
+        query_id=st.one_of(st.just(""), st.from_regex("[0-9a-f]{8}", fullmatch=True)),
     ),
 )
 
@@ -64,6 +65,7 @@ def test_equal_offsets_are_equal_texts(offset: SourceOffset, random: Any) -> Non
         None if offset.first is None else shuffle(offset.first),
         None if offset.resume is None else shuffle(offset.resume),
         None if offset.kept is None else shuffle(offset.kept),
+        offset.query_id,
     )
     assert json.dumps(other.to_json()) == json.dumps(offset.to_json())
 
@@ -73,11 +75,12 @@ def test_the_text_itself_is_fixed() -> None:
     offset = SourceOffset(
         {"b": TopicPositions("0f" * 16, {10: Position(7, 1), 9: Position(0, -1)})},
         first={"b": TopicPositions("0f" * 16, {9: Position(0, -1)})},
+        query_id="5eed0f00",
     )
     assert json.dumps(offset.to_json(), separators=(",", ":")) == (
         '{"v":1,"topics":{"b":{"id":"0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f",'
         '"partitions":{"9":[0,-1],"10":[7,1]}}},'
-        '"_first":{"b":{"id":"0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f","partitions":{"9":[0,-1]}}}}'
+        '"_first":{"b":{"id":"0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f","partitions":{"9":[0,-1]}}},"_id":"5eed0f00"}'
     )
 
 
@@ -174,6 +177,9 @@ def test_where_a_batch_begins(
         ({"v": 1, "topics": {}, "_start": 1}, "damaged"),
         ({"v": 1, "topics": {}, "_first": None}, "damaged"),
         ({"v": 1, "topics": {}, "_kept": [1]}, "damaged"),
+        ({"v": 1, "topics": {}, "_id": ""}, "damaged"),
+        ({"v": 1, "topics": {}, "_id": "5EED0F00"}, "damaged"),
+        ({"v": 1, "topics": {}, "_id": 5}, "damaged"),
         ({"v": 1, "topics": {}, "_newer": {}}, "'_newer', which this release does not know"),
     ],
     ids=str,

@@ -74,7 +74,9 @@ def test_no_row_is_lost_or_doubled_whatever_crashes(
     stream.drain()
     stream.now += 2
     stream.drain()
-    first = json.loads(stream.offsets[0])["_first"]["t"]["partitions"]
+    logged = [json.loads(stream.offsets[number]) for number in range(len(stream.offsets))]
+    assert len({end["_id"] for end in logged}) == 1, "a restarted query is the same one"
+    first = logged[0]["_first"]["t"]["partitions"]
     starts = {int(p): offset for p, (offset, _) in first.items()}
     if starting == "earliest":
         assert set(starts.values()) == {0}
@@ -99,6 +101,26 @@ def play(log: SimLog, stream: SimulatedQuery, step: Any) -> None:
             log.append("t", len(log.topics["t"].partitions) - 1)
         case ("other topic",):
             log.version += 1
+
+
+def test_each_checkpoint_has_an_id_of_its_own() -> None:
+    """Also one of a release that wrote none: from its next batch on."""
+    log = log_with(3)
+    one, other = (SimulatedQuery(log, startingOffsets="earliest") for _ in range(2))
+    for stream in (one, other):
+        stream.drain()
+    found = [json.loads(stream.offsets[0])["_id"] for stream in (one, other)]
+    assert found[0] != found[1]
+    without = json.loads(one.offsets[0])
+    del without["_id"]
+    one.offsets[0] = json.dumps(without, separators=(",", ":"))
+    for _ in range(2):
+        one.start()
+        log.append("t", 0, 2)
+        one.drain()
+    ids = [json.loads(text)["_id"] for text in list(one.offsets.values())[1:]]
+    assert len(ids) == 2
+    assert ids[0] == ids[1] not in found
 
 
 @settings(max_examples=100)

@@ -12,12 +12,14 @@ One object per query run, called by Spark from one thread. Rules:
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from pyspark_quiverlog.losses import Losses
 from pyspark_quiverlog.options import Use
 from quiverlog.client.replay.stream_offsets import (
+    ID_DIGITS,
     Position,
     SourceOffset,
     TopicPositions,
@@ -45,6 +47,8 @@ class StreamPlanner:
         self._options = view.options
         self._losses = Losses(fail=view.options.fail_on_data_loss)
         self._is_new_query = False
+        # For a query without one, until Spark has logged an end with it.
+        self._new_id = secrets.token_hex(ID_DIGITS // 2)
         self._initial: SourceOffset | None = None
         self._no_start: QuiverlogError | None = None
         self._target: dict[TopicPartition, Position] | None = None
@@ -427,14 +431,15 @@ class StreamPlanner:
             if known != begin:
                 resumed[where] = begin
         group = self._view.group
+        query_id = self._start.query_id or self._new_id
         if self._start.is_start:
-            return SourceOffset(
-                group(positions), first=group({w: self._begin[w] for w in self._begin})
-            )
+            first = group({w: self._begin[w] for w in self._begin})
+            return SourceOffset(group(positions), first=first, query_id=query_id)
         return SourceOffset(
             group(positions),
             resume=group(resumed) if resumed else None,
             kept=self._unselected() or None,
+            query_id=query_id,
         )
 
     def _must_be_named(self, where: TopicPartition) -> bool:

@@ -21,13 +21,14 @@ from typing import Any, Final, NamedTuple
 from quiverlog.errors import InvalidArgument
 from quiverlog.types import NO_EPOCH
 
-__all__ = ["Position", "SourceOffset", "TopicPositions", "begin_positions"]
+__all__ = ["ID_DIGITS", "Position", "SourceOffset", "TopicPositions", "begin_positions"]
 
 OFFSET_VERSION: Final = 1
 OFFSET_MAX: Final = 2**63 - 1
 EPOCH_MAX: Final = 2**31 - 1
 TOPIC_ID_DIGITS: Final = 32
-KEYS: Final = frozenset({"v", "topics", "_start", "_first", "_resume", "_kept"})
+ID_DIGITS: Final = 8
+KEYS: Final = frozenset({"v", "topics", "_start", "_first", "_resume", "_kept", "_id"})
 
 
 class Position(NamedTuple):
@@ -51,7 +52,9 @@ class SourceOffset:
 
     `is_start`: from `initialOffset()`, not durable. `first`: the start of the very first
     micro-batch. `resume`: where the batch that ends here begins, for new partitions and those where
-    rows were lost. `kept`: positions of partitions that the options do not select now.
+    rows were lost. `kept`: positions of partitions that the options do not select now. `query_id`:
+    8 hex digits, drawn for the first end and carried on by all later ones: Spark tells a source
+    neither the query's id nor its name. "": of an earlier release, or a start.
     """
 
     topics: Mapping[str, TopicPositions]
@@ -59,6 +62,7 @@ class SourceOffset:
     first: Mapping[str, TopicPositions] | None = None
     resume: Mapping[str, TopicPositions] | None = None
     kept: Mapping[str, TopicPositions] | None = None
+    query_id: str = ""
 
     def position(self, topic: str, partition: int) -> Position | None:
         positions = self.topics.get(topic)
@@ -68,6 +72,7 @@ class SourceOffset:
         """Return the canonical form: topics sorted by name, partitions by number."""
         # An end that Spark logs with the mark would be replaced by the options' start.
         assert not self.is_start or self.first is self.resume is self.kept is None, "no end"
+        assert not (self.is_start and self.query_id), "no end"
         result: dict[str, Any] = {"v": OFFSET_VERSION, "topics": _topics_to_json(self.topics)}
         if self.is_start:
             result["_start"] = True
@@ -77,6 +82,8 @@ class SourceOffset:
             result["_resume"] = _topics_to_json(self.resume)
         if self.kept is not None:
             result["_kept"] = _topics_to_json(self.kept)
+        if self.query_id:
+            result["_id"] = self.query_id
         return result
 
     @classmethod
@@ -107,7 +114,9 @@ class SourceOffset:
                 for name in ("first", "resume", "kept")
             }
             topics = _topics_from_json(data["topics"])
-            return cls(topics, _flag(data.get("_start", False)), **optional)
+            is_start = _flag(data.get("_start", False))
+            query_id = _query_id(data["_id"]) if "_id" in data else ""
+            return cls(topics, is_start, **optional, query_id=query_id)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidArgument(
                 f"the checkpoint's offset is damaged ({error!r}): {_short(data)}"
@@ -169,6 +178,12 @@ def _topics_from_json(data: Mapping[str, Any]) -> dict[str, TopicPositions]:
 def _topic_id(text: str) -> str:
     if re.fullmatch(f"[0-9a-f]{{{TOPIC_ID_DIGITS}}}", text) is None:
         raise ValueError(f"topic id {text!r}")
+    return text
+
+
+def _query_id(text: str) -> str:
+    if re.fullmatch(f"[0-9a-f]{{{ID_DIGITS}}}", text) is None:
+        raise ValueError(f"_id {text!r}")
     return text
 
 
