@@ -10,7 +10,7 @@ from quiverlog.wire.apis import Api
 __all__ = ["GROUPS", "GROUP_ERRORS"]
 
 _STATES: Final = "0 empty, 1 assigning, 2 reconciling, 3 stable"
-_TYPES: Final = "0 consumer, 1 observer, 2 simple"
+_TYPES: Final = "1 consumer, 2 observer, 3 simple"
 
 GROUPS: Final[dict[str, str]] = {
     "AlterGroupOffsetsRequest.entries": "what is set, each partition once; offset -1: its offset"
@@ -36,6 +36,8 @@ GROUPS: Final[dict[str, str]] = {
     "GroupDescription.state": _STATES,
     "GroupDescription.target_epoch": "the newest for which partitions are distributed",
     "GroupDescription.type": _TYPES,
+    "GroupHeartbeatRequest.max_wait_ms": "how long the answer may be held back while there is"
+    " nothing new for the member; its next heartbeat ends that",
     "GroupHeartbeatRequest.member_epoch": "0 joins, -1 leaves, -2 leaves for a while (with an"
     " `instance_id`); else the one that was answered last",
     "GroupHeartbeatRequest.member_id": "16 random bytes, made by the client",
@@ -82,8 +84,9 @@ GROUPS: Final[dict[str, str]] = {
     "offsets": "one entry per partition",
     "page": "`next_page` of the answer before; empty: from the beginning",
     "rebalance_timeout_ms": "a member that has not given up in this time what it was told to is"
-    " fenced",
-    "session_timeout_ms": "a member without a heartbeat for this time is fenced",
+    " fenced; 1,000 to 3,600,000; -1: as before, at first 300,000",
+    "session_timeout_ms": "a member without a heartbeat for this time is fenced; 6,000 to"
+    " 1,800,000; -1: as before, at first 45,000",
 }
 
 _COORDINATOR: Final = (
@@ -131,6 +134,6 @@ GROUP_ERRORS: Final[dict[Api, tuple[type[e.QuiverlogError], ...]]] = {
     Api.FETCH_OFFSETS: (*_COORDINATOR, e.UnstableOffsets),
     Api.LIST_GROUPS: (),
     Api.DESCRIBE_GROUPS: (e.InvalidGroup,),
-    Api.ALTER_GROUP_OFFSETS: (*_OFFSETS, e.GroupNotEmpty),
+    Api.ALTER_GROUP_OFFSETS: (*_OFFSETS, e.NotController, e.PolicyViolation, e.GroupNotEmpty),
     Api.DELETE_GROUPS: (*_COORDINATOR, e.GroupNotEmpty, e.ThrottledBroker, e.UnstableOffsets),
 }

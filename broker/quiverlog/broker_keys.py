@@ -415,6 +415,17 @@ _KEYS: Final = (
         reloadable=True,
     ),
     Setting(
+        "offsets.retention.ms",
+        _INT,
+        limits.OFFSETS_RETENTION_MS_DEFAULT,
+        "Offsets of a group that this broker coordinates are forgotten when it has had no members,"
+        " and committed nothing, for this long. A consumer that rests longer begins anew.",
+        unit="ms",
+        minimum=60_000,
+        maximum=3_650 * _DAY_MS,
+        reloadable=True,
+    ),
+    Setting(
         "feature.level.max",
         _INT,
         limits.FEATURE_LEVEL_MAX,

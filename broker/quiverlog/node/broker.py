@@ -37,6 +37,7 @@ from quiverlog.node.controller.leader_lease import LeaderLease
 from quiverlog.node.controller.membership import Membership
 from quiverlog.node.controller.not_controller import refusal
 from quiverlog.node.controller.registration import Registered
+from quiverlog.node.groups.coordinators import GroupCoordinators
 from quiverlog.node.live_config import LiveConfig
 from quiverlog.node.metadata.creation_note import CreationNote
 from quiverlog.node.metadata.metadata import Metadata
@@ -137,6 +138,7 @@ def make_live_config(broker: Broker) -> LiveConfig:
         "audit.topics": lambda names, _now: broker.audit.set_topics(names),
         # These are made later; no value is set before.
         "transactional.id.expiry.ms": lambda ms, now: broker.coordinators.set_expiry(ms, now),
+        "offsets.retention.ms": lambda ms, now: broker.groups.set_retention(ms, now),
         "staged.bytes.max": lambda bytes_max, now: broker.staging.set_bytes_max(bytes_max, now),
     }
     config = broker.config
@@ -255,6 +257,7 @@ class Broker:
         "entropy",
         "flushes",
         "forwarding",
+        "groups",
         "held_produces",
         "in_sync_changes",
         "in_sync_decisions",
@@ -520,6 +523,13 @@ class Broker:
             self.metrics,
             self.config.transactional_id_expiry_ms,
         )
+        self.groups = GroupCoordinators(
+            self.view,
+            self.transactions,
+            self.outbox,
+            self.metrics,
+            self.config.offsets_retention_ms,
+        )
         self.reaper = Reaper(
             self.config.node_id, self.staging, self.coordinators, self.peers, self.outbox
         )
@@ -594,6 +604,7 @@ class Broker:
             Timed(assignment.next_us, assignment.tick, running),
             Timed(self.transactions.next_us, self.transactions.run, running),
             Timed(self.coordinators.next_us, self.coordinators.run),
+            Timed(self.groups.next_us, self.groups.run),
             Timed(
                 partial(assignment.next_us, starting=True),
                 partial(assignment.tick, starting=True),
@@ -649,6 +660,7 @@ class Broker:
         self.elections.applied(records, now)
         self.internal_raises.applied(records, now)
         self.creation_note.applied(records, now)
+        self.groups.applied(records)
         if changed := changed_by(records):
             self.assignment.reconcile(self.metadata.image, changed, now, made=made)
 

@@ -22,10 +22,8 @@ from quiverlog.limits import (
     GROUP_NAME_CHARS_MAX,
     GROUP_PARTITIONS_MAX,
     GROUP_RACK_CHARS_MAX,
-    GROUP_REBALANCE_TIMEOUT_MS_DEFAULT,
     GROUP_REBALANCE_TIMEOUT_MS_MAX,
     GROUP_REBALANCE_TIMEOUT_MS_MIN,
-    GROUP_SESSION_TIMEOUT_MS_DEFAULT,
     GROUP_SESSION_TIMEOUT_MS_MAX,
     GROUP_SESSION_TIMEOUT_MS_MIN,
     GROUP_TOPICS_MAX,
@@ -52,6 +50,7 @@ from .messages import (
 )
 
 __all__ = [
+    "AS_BEFORE",
     "COMMIT_OFFSETS_CONTAINERS_MAX",
     "HEARTBEAT_CONTAINERS_MAX",
     "OFFSETS_PER_REQUEST_MAX",
@@ -87,6 +86,8 @@ __all__ = [
 
 _T = TypeVar("_T")
 
+AS_BEFORE: Final = -1
+"""A timeout as in the heartbeat before; in the first one, the default."""
 OFFSETS_PER_REQUEST_MAX: Final = GROUP_PARTITIONS_MAX
 """Entries of one request about offsets."""
 # Of one at which a group's name, and a key in it, are; no client reads it.
@@ -113,9 +114,9 @@ COMMIT_OFFSETS_CONTAINERS_MAX: Final = 4 + 2 * GROUP_PARTITIONS_MAX
 
 
 class GroupType(enum.IntEnum):
-    CONSUMER = 0
-    OBSERVER = 1
-    SIMPLE = 2
+    CONSUMER = 1
+    OBSERVER = 2
+    SIMPLE = 3
 
 
 class GroupState(enum.IntEnum):
@@ -200,8 +201,8 @@ def _check_partitions(name: str, topics: Sequence[TopicPartitions]) -> None:
 
 # --- GROUP_HEARTBEAT: a member joins, shows that it lives, and leaves ---------------------------
 class GroupHeartbeatRequest(Request, array_like=True, gc=False):
-    """A member joins with epoch 0, beats under its epoch, and leaves with -1 or -2. What is nil is
-    as in its heartbeat before."""
+    """A member joins with epoch 0, beats under its epoch, and leaves with -1 or -2. What is nil,
+    or a timeout of -1, is as in its heartbeat before."""
 
     API: ClassVar[Api] = Api.GROUP_HEARTBEAT
     group: str = ""
@@ -211,10 +212,11 @@ class GroupHeartbeatRequest(Request, array_like=True, gc=False):
     rack: str = ""
     topics: _Many[str] | None = None
     assignor: str = ""
-    rebalance_timeout_ms: Int64 = GROUP_REBALANCE_TIMEOUT_MS_DEFAULT
-    session_timeout_ms: Int64 = GROUP_SESSION_TIMEOUT_MS_DEFAULT
+    rebalance_timeout_ms: Int64 = AS_BEFORE
+    session_timeout_ms: Int64 = AS_BEFORE
     owned: _Many[TopicPartitions] | None = None
     beat: Int64 = 0
+    max_wait_ms: Int32 = 0
 
     def check(self) -> None:
         """Raises InvalidGroup, InvalidRequest."""
@@ -222,24 +224,24 @@ class GroupHeartbeatRequest(Request, array_like=True, gc=False):
         _check_member_id(self.member_id)
         _check_number("member_epoch", self.member_epoch, -2, 2**63 - 1)
         _check_number("beat", self.beat, 0, 2**63 - 1)
+        _check_number("max_wait_ms", self.max_wait_ms, 0, 2**31 - 1)
         _check_chars("instance_id", self.instance_id, GROUP_INSTANCE_CHARS_MAX)
         _check_chars("rack", self.rack, GROUP_RACK_CHARS_MAX)
         _check_chars("assignor", self.assignor, ASSIGNOR_CHARS_MAX)
-        _check_number(
-            "rebalance_timeout_ms",
-            self.rebalance_timeout_ms,
-            GROUP_REBALANCE_TIMEOUT_MS_MIN,
-            GROUP_REBALANCE_TIMEOUT_MS_MAX,
-        )
-        _check_number(
-            "session_timeout_ms",
-            self.session_timeout_ms,
-            GROUP_SESSION_TIMEOUT_MS_MIN,
-            GROUP_SESSION_TIMEOUT_MS_MAX,
-        )
-        # Without a name the coordinator would not find it again.
-        if self.member_epoch == -2 and not self.instance_id:
-            raise InvalidRequest("only a member with an `instance_id` leaves for a while.")
+        if self.rebalance_timeout_ms != AS_BEFORE:
+            _check_number(
+                "rebalance_timeout_ms",
+                self.rebalance_timeout_ms,
+                GROUP_REBALANCE_TIMEOUT_MS_MIN,
+                GROUP_REBALANCE_TIMEOUT_MS_MAX,
+            )
+        if self.session_timeout_ms != AS_BEFORE:
+            _check_number(
+                "session_timeout_ms",
+                self.session_timeout_ms,
+                GROUP_SESSION_TIMEOUT_MS_MIN,
+                GROUP_SESSION_TIMEOUT_MS_MAX,
+            )
         if self.topics is not None:
             self._check_topics(self.topics)
         elif self.member_epoch == 0:
@@ -381,7 +383,7 @@ class ListGroupsRequest(Request, array_like=True, gc=False):
 
 class GroupListing(Part, array_like=True, gc=False):
     group: GroupName = ""
-    type: _Type = 0
+    type: _Type = GroupType.CONSUMER
     state: _State = 0
     epoch: UInt53 = 0
     member_count: UInt31 = 0
@@ -441,7 +443,7 @@ class GroupDescription(Part, array_like=True, gc=False):
     group: GroupName = ""
     error_code: ErrorCode = 0
     error_message: str = ""
-    type: _Type = 0
+    type: _Type = GroupType.CONSUMER
     state: _State = 0
     epoch: UInt53 = 0
     target_epoch: UInt53 = 0
@@ -479,6 +481,7 @@ class AlterGroupOffsetsResponse(Response, array_like=True, gc=False):
 
     API: ClassVar[Api] = Api.ALTER_GROUP_OFFSETS
     entries: PerOffset[OffsetResult] = []
+    controller: BrokerEndpoint | None = None
 
 
 class DeleteGroupsRequest(Request, array_like=True, gc=False):

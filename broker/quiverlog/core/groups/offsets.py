@@ -9,7 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -122,6 +122,11 @@ class Offsets:
             yield Record(Kind.OFFSET, self._group, key_of(partition), offset)
         for tid, pending in list(self.pending.items()):
             yield Record(Kind.PENDING, self._group, tid.encode(), pending)
+
+    @property
+    def unstable(self) -> Mapping[TopicPartition, str]:
+        """Partitions with a pending transaction, and its id."""
+        return self._pending_of
 
     @property
     def is_pending(self) -> bool:

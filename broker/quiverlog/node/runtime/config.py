@@ -19,6 +19,7 @@ from quiverlog.limits import (
     FRAME_BYTES_MAX,
     LEADER_BALANCE_MOVES_MAX,
     LEADER_BALANCE_PERIOD_MS,
+    OFFSETS_RETENTION_MS_DEFAULT,
     PARKED_ENTRIES_MAX,
     PRODUCER_EXPIRY_MS,
     PRODUCERS_PER_PARTITION_MAX,
@@ -111,6 +112,7 @@ class NodeConfig:
     staged_partitions: int = 0
     """With which the controller makes `__staged`; 0: by the number of live brokers."""
     transactional_id_expiry_ms: int = TRANSACTIONAL_ID_EXPIRY_MS_DEFAULT
+    offsets_retention_ms: int = OFFSETS_RETENTION_MS_DEFAULT
     staged_bytes_max: int = 0
     """Rows of transactions that are not published; 0: by the size of the disk."""
     disk_bytes: int = 0
@@ -188,6 +190,7 @@ class NodeConfig:
         )
         assert self.staged_bytes_max >= 0
         assert self.transactional_id_expiry_ms >= 1
+        assert self.offsets_retention_ms >= 1
         assert self.flushes_in_flight_max >= 1
         assert self.retention_check_ms >= 1
         assert self.damaged_replicas_kept >= 0

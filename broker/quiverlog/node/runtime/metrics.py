@@ -10,6 +10,9 @@ __all__ = ["NodeMetrics", "TopicCounters"]
 
 _DISPLACED_PAIRS_MAX: Final = 16
 QUOTA_DIRECTIONS: Final = ("in", "out")
+GROUP_FENCES: Final = ("epoch", "instance", "silent", "unrevoked")
+MEMBER_STATES: Final = ("joining", "left", "stable", "unreleased", "unrevoked")
+OFFSET_RESULTS: Final = ("committed", "refused")
 TRANSACTION_OUTCOMES: Final = ("aborted", "closed", "committed", "forgotten")
 
 
@@ -35,6 +38,9 @@ class NodeMetrics:
         "corrupt_reads",
         "disk_full",
         "displaced",
+        "group_members",
+        "group_rebalances",
+        "groups_fenced",
         "in_sync_expands",
         "in_sync_shrinks",
         "internal_errors",
@@ -42,6 +48,7 @@ class NodeMetrics:
         "local_read_bytes",
         "logins",
         "logins_refused",
+        "offset_commits",
         "parked_entries",
         "parked_requests",
         "partitions_damaged",
@@ -74,6 +81,8 @@ class NodeMetrics:
         self.topics: dict[str, TopicCounters] = {}
         # Gauges.
         self.cluster_secrets = 0
+        self.group_members: dict[str, int] = dict.fromkeys(MEMBER_STATES, 0)
+        """By state, of the groups that this broker coordinates; counted every few seconds."""
         self.parked_entries = 0
         self.parked_requests = 0
         self.partitions_damaged = 0
@@ -88,6 +97,9 @@ class NodeMetrics:
         self.corrupt_reads = 0
         self.displaced: dict[tuple[str, str], int] = {}
         """By this broker's own address and the other process's."""
+        self.group_rebalances = 0
+        self.groups_fenced: dict[str, int] = dict.fromkeys(GROUP_FENCES, 0)
+        """By reason: members, and heartbeats of those that had been fenced."""
         self.in_sync_expands = 0
         self.in_sync_shrinks = 0
         self.internal_errors = 0
@@ -96,6 +108,8 @@ class NodeMetrics:
         self.connections_anonymous = 0
         self.logins = 0
         self.logins_refused = 0
+        self.offset_commits: dict[str, int] = dict.fromkeys(OFFSET_RESULTS, 0)
+        """Of partitions, by result."""
         self.peer_connections_unproved = 0
         self.peer_proofs_refused = 0
         self.requests_denied = 0

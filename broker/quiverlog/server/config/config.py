@@ -193,6 +193,7 @@ class BrokerConfig:
     partition_move_bytes_per_second: int
     staged_bytes_max: int
     transactional_id_expiry_ms: int
+    offsets_retention_ms: int
     staged_partitions: int
     work_threads: int
     shutdown_timeout_ms: int

@@ -112,6 +112,7 @@ def node_config(
         move_bytes_per_s=config.partition_move_bytes_per_second,
         staged_bytes_max=config.staged_bytes_max,
         transactional_id_expiry_ms=config.transactional_id_expiry_ms,
+        offsets_retention_ms=config.offsets_retention_ms,
         staged_partitions=config.staged_partitions,
         audit_wanted=bool(config.audit_file),
         audit_topics=config.audit_topics,
