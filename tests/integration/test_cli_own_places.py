@@ -77,3 +77,16 @@ def test_places_among_the_columns_are_refused_with_their_origin(
     assert f"_timestamp is no column of topic 'own': {reason}." in err
     chosen = consumed(broker, capfd, "--format", "json", "--columns", "_offset")
     assert json.loads(chosen) == {"_offset": 500}
+
+
+def test_several_topics_with_the_same_columns(broker: BrokerProcess, capfd: Any) -> None:
+    with quiverlog.connect(broker.bootstrap) as client:
+        client.create_topic("more", "id long, _offset long, _topic string, x long")
+        with client.producer("more") as producer:
+            producer.send([ROW | {"x": 1}])
+    assert main(["consume", "own", "more", "-b", broker.bootstrap]) == ExitCode.FAILED
+    assert "'own' and 'more' have different columns" in capfd.readouterr().err
+    lines = consumed(broker, capfd, "more", "--columns", "id", "--format", "json").splitlines()
+    assert [json.loads(line) for line in lines] == [{"id": 7}, {"id": 7}]
+    out = consumed(broker, capfd, "more", "--columns", "id", "--from", "latest", "--to", "latest")
+    assert "7" not in out

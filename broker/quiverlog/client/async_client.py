@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from .cluster.replica_choice import FetchFrom
     from .consumer.async_consumer import AsyncConsumer
     from .consumer.async_reading import AsyncReading
-    from .consumer.options import End, StartAt
+    from .consumer.options import ConsumerEnd, ConsumerStart, Partitions, StartAt
     from .consumer.reading_plan import ReadProgress
     from .producer.async_producer import AsyncProducer
     from .producer.hosts import AsyncProducerHost
@@ -396,21 +396,23 @@ class AsyncClient(AsyncMethods):
     @checked(fetch_bytes=INT64)
     def consumer(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         *,
-        start: StartAt = "earliest",
-        end: End = None,
+        start: ConsumerStart = "earliest",
+        end: ConsumerEnd = None,
         follow: bool = False,
         columns: Sequence[str] | None = None,
-        partitions: Sequence[int] | None = None,
+        partitions: Partitions = None,
         fetch_bytes: int = FETCH_BYTES_DEFAULT,
         skip_corrupt: bool = False,
         fetch_from: FetchFrom = "leader",
         client_rack: str = "",
     ) -> AsyncConsumer:
-        """Read a topic: `async for batch in client.consumer(...)`.
+        """Read a topic, or several: `async for batch in client.consumer(...)`.
 
         Args:
+            topic: a name; or a list of names, and then a partition is a pair of a topic and a
+                number, as `("flights", 0)`, wherever a number stands below.
             start: "earliest", "latest", a datetime with time zone, or {partition: one of these or
                 an offset}; partitions that are left out of a mapping begin at their first row.
             end: where to end when not following: "latest" (as it is now, the default) or
@@ -437,10 +439,11 @@ class AsyncClient(AsyncMethods):
             ConnectionFailed, RequestTimedOut: brokers failed for `request_timeout` seconds.
         """
         from .consumer.async_consumer import AsyncConsumer
-        from .consumer.core import ConsumerCore
-        from .consumer.options import consumer_options
+        from .consumer.core import consumer_core
 
-        options = consumer_options(
+        core = consumer_core(
+            self.cluster,
+            topic,
             start=start,
             end=end,
             follow=follow,
@@ -451,7 +454,7 @@ class AsyncClient(AsyncMethods):
             fetch_from=fetch_from,
             client_rack=client_rack,
         )
-        return AsyncConsumer(ConsumerCore(self.cluster, topic, options), self.driver)
+        return AsyncConsumer(core, self.driver)
 
     @checked(fetch_bytes=INT64)
     async def read(

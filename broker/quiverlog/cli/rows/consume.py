@@ -42,7 +42,7 @@ _FOLLOW_REQUEST_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    topic: str
+    topics: list[str]
     start: Point
     end: Point | None
     tail: int | None
@@ -59,11 +59,25 @@ class _Request:
     force: bool
     kind: FileKind
 
+    @property
+    def topic(self) -> str:
+        return self.topics[0]
+
+
+_Places = dict[tuple[str, int], int]
+"""Topic and partition -> offset."""
+
 
 @click.command()
-@click.argument("name", metavar="[TOPIC]", required=False, shell_complete=complete_topics)
+@click.argument("names", metavar="[TOPIC]...", nargs=-1, shell_complete=complete_topics)
 @click.option(
-    "--topic", "-t", metavar="NAME", shell_complete=complete_topics, help="The same as TOPIC."
+    "--topic",
+    "-t",
+    "others",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete_topics,
+    help="The same as TOPIC.",
 )
 @click.option(
     "--from",
@@ -145,8 +159,8 @@ class _Request:
 @bootstrap_option
 @debug_option
 def consume(
-    name: str | None,
-    topic: str | None,
+    names: tuple[str, ...],
+    others: tuple[str, ...],
     start: str | None,
     end: str | None,
     tail: int | None,
@@ -165,7 +179,9 @@ def consume(
     bootstrap: str,
     timeout_s: float,
 ) -> None:
-    """Print the rows of a topic, in the order of each partition.
+    """Print the rows of a topic, in the order of each partition; of several, as they come.
+
+    Several topics need the same columns: choose those with --columns.
 
     A terminal's table cuts long values (--wide does not); a pipe and a file get them whole. What
     the formats csv, tsv, json and lines write, `produce` reads back exactly; a column that a format
@@ -173,7 +189,7 @@ def consume(
     """
     _check_contradictions(start, end, tail, where, follow=follow)
     request = _Request(
-        topic=_one_topic(name, topic),
+        topics=_topics(names, others),
         start=parse_point(start or "earliest", "--from"),
         end=None if end is None else parse_point(end, "--to"),
         tail=tail,
@@ -191,19 +207,31 @@ def consume(
         kind=_kind(output, output_format, is_template=template is not None),
     )
     _check_kind(request)
+    _check_several(request)
     check_free(output, force=force)
     request_timeout_s = _FOLLOW_REQUEST_TIMEOUT_S if follow else None
     with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=request_timeout_s) as client:
         _consume(client, request)
 
 
-def _one_topic(name: str | None, option: str | None) -> str:
-    if name is not None and option is not None and name != option:
-        raise click.UsageError(f"{name!r} and --topic {option!r} are two topics.")
-    found = name if name is not None else option
-    if found is None:
+def _topics(names: tuple[str, ...], others: tuple[str, ...]) -> list[str]:
+    found = list(dict.fromkeys((*names, *others)))
+    if not found:
         raise click.UsageError("Name the topic: quiverlog consume TOPIC.")
     return found
+
+
+def _check_several(request: _Request) -> None:
+    if len(request.topics) == 1:
+        return
+    for option, is_given in (
+        ("--tail", request.tail is not None),
+        ("--partition", bool(request.partitions)),
+        ("--from PARTITION=OFFSET", isinstance(request.start, dict)),
+        ("--to PARTITION=OFFSET", isinstance(request.end, dict)),
+    ):
+        if is_given:
+            raise click.UsageError(f"{option} is for one topic: name one, or leave it out.")
 
 
 def _check_contradictions(
@@ -254,15 +282,18 @@ def _check_kind(request: _Request) -> None:
 def _consume(client: Client, request: _Request) -> None:
     from quiverlog.cli.rows.row_selection import RowSelection
 
-    current = client.schemas(request.topic).current
+    current = _common(client, request)
     shown = _shown(request, current)
     full, row_filter = _filter(request, current)
-    begin = starts(client, request.topic, request.start, request.partitions, tail=request.tail)
+    begin: _Places = {}
+    for topic in request.topics:
+        found = starts(client, topic, request.start, request.partitions, tail=request.tail)
+        begin.update(((topic, p), offset) for p, offset in found.items())
     with _open_sink(client, request, shown, current) as sink:
         rows = RowSelection(
             sink,
             max_rows=request.max_rows,
-            columns=request.columns if request.template is None else None,
+            columns=_columns_written(request),
             places=_places(request, current),
             row_filter=row_filter,
             has_metadata=full,
@@ -270,7 +301,7 @@ def _consume(client: Client, request: _Request) -> None:
         if request.max_rows == 0:
             return
         if request.tail is not None:
-            end = ends(client, request.topic, "latest", sorted(begin))
+            end = _ends(client, begin, "latest")
             rows.take_last(_bounded(client, request, begin, end), request.tail)
             begin = end
             if not request.follow or rows.is_full:
@@ -278,26 +309,69 @@ def _consume(client: Client, request: _Request) -> None:
         if request.follow:
             _follow(client, request, begin, rows)
             return
-        end = ends(client, request.topic, request.end or "latest", sorted(begin))
+        end = _ends(client, begin, request.end or "latest")
         for batch in _bounded(client, request, begin, end):
             rows.take(batch)
             if rows.is_full:
                 return
 
 
+def _common(client: Client, request: _Request) -> pa.Schema:
+    """Return the columns of all topics: of several, those that are shown must be the same."""
+    import pyarrow as pa
+
+    from quiverlog.errors import InvalidArgument
+
+    first = client.schemas(request.topic).current
+    for topic in request.topics[1:]:
+        other = client.schemas(topic).current
+        chosen = [name for name in _fetched(request) or () if name in first.names]
+        if chosen and set(chosen) <= set(other.names):
+            first = pa.schema([first.field(name) for name in chosen])
+            other = pa.schema([other.field(name) for name in chosen])
+        if not first.equals(other):
+            raise InvalidArgument(
+                f"Topics {request.topic!r} and {topic!r} have different columns: "
+                f"{_text(first)}; {_text(other)}. Choose columns that are the same with --columns, "
+                "or consume one after the other."
+            )
+    return first
+
+
+def _text(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def _columns_written(request: _Request) -> list[str] | None:
+    return request.columns if request.template is None else None
+
+
+def _ends(client: Client, begin: _Places, point: Point) -> _Places:
+    found: _Places = {}
+    for topic in dict.fromkeys(topic for topic, _ in begin):
+        partitions = sorted(p for t, p in begin if t == topic)
+        at = ends(client, topic, point, partitions)
+        found.update(((topic, p), offset) for p, offset in at.items())
+    return found
+
+
 def _bounded(
-    client: Client, request: _Request, begin: dict[int, int], end: dict[int, int]
+    client: Client, request: _Request, begin: _Places, end: _Places
 ) -> Iterator[ConsumerBatch]:
     # --to may lie before --from: then the partition has no rows.
     end = {p: max(begin[p], end[p]) for p in begin}
     options: dict[str, Any] = {"start": begin, "end": end, "partitions": sorted(begin)}
     options |= {"columns": _fetched(request), "skip_corrupt": request.skip_corrupt}
-    with client.consumer(request.topic, **options) as consumer:
+    with client.consumer(_read(begin), **options) as consumer:
         without_end(client)  # each wait for rows has a timeout of its own
         yield from consumer
 
 
-def _follow(client: Client, request: _Request, begin: dict[int, int], rows: RowSelection) -> None:
+def _read(begin: _Places) -> list[str]:
+    return list(dict.fromkeys(topic for topic, _ in begin))
+
+
+def _follow(client: Client, request: _Request, begin: _Places, rows: RowSelection) -> None:
     is_chosen = bool(request.partitions) or isinstance(request.start, dict)
     options: dict[str, Any] = {
         "start": begin,
@@ -306,7 +380,7 @@ def _follow(client: Client, request: _Request, begin: dict[int, int], rows: RowS
         "skip_corrupt": request.skip_corrupt,
         "partitions": sorted(begin) if is_chosen else None,  # new ones are read as they come
     }
-    with client.consumer(request.topic, **options) as consumer:
+    with client.consumer(_read(begin), **options) as consumer:
         without_end(client)
         client.cluster.waits.are_endless = True
         for batch in consumer:

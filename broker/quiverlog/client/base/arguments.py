@@ -312,12 +312,22 @@ def _moment_or_offset(name: str, value: object) -> None:
         _refuse(name, value, "an offset, 'earliest', 'latest' or a datetime with time zone")
 
 
-def _or_mapping(single: Kind, values: Kind) -> Kind:
-    by_partition = mapping(INT32, values)
+def PARTITION(name: str, value: object) -> None:
+    """Accept a number, or a pair of a topic and a number."""
+    if isinstance(value, tuple) and len(value) == 2:
+        NAME(name, value[0])
+        INT32(name, value[1])
+    else:
+        INT32(name, value)
+
+
+def _or_mapping(single: Kind, values: Kind, keys: Kind = INT32) -> Kind:
+    by_partition = mapping(keys, values)
     return lambda name, value: (by_partition if isinstance(value, Mapping) else single)(name, value)
 
 
 _at = one_of(_moment, "earliest", "latest")
+_start = one_of(_moment_or_offset, "earliest", "latest")
 
 
 def _topic_id(name: str, value: object) -> None:
@@ -339,6 +349,7 @@ _KIND_OF: Final[Mapping[str, Kind]] = {
     "float": WAIT,
     "float | None": OPTIONAL_WAIT,
     "Sequence[str]": _NAMES,
+    "str | Sequence[str]": _NAMES,
     "Sequence[str] | None": optional(_NAMES),
     "str | Sequence[str] | None": optional(_NAMES),
     "Sequence[int] | None": optional(sequence(INT32)),
@@ -357,8 +368,11 @@ _KIND_OF: Final[Mapping[str, Kind]] = {
     "Durability": INT32,
     "m.Request": REQUEST,
     "partition_questions.AtSpec": _or_mapping(_at, _at),
-    "StartAt": _or_mapping(_at, one_of(_moment_or_offset, "earliest", "latest")),
-    "End": optional(one_of(mapping(INT32, INT64), "latest")),
+    "StartAt": _or_mapping(_at, _start),
+    "ConsumerStart": _or_mapping(_at, _start, PARTITION),
+    "ConsumerEnd": optional(one_of(mapping(PARTITION, INT64), "latest")),
+    "Partitions": optional(sequence(PARTITION)),
+    "int | tuple[str, int]": PARTITION,
     "Wait": one_of(NAME, "decided", "published"),
     "FetchFrom": one_of(NAME, "leader", "follower", "nearest"),
     "Client | None": ANYTHING,

@@ -11,7 +11,7 @@ the leader is asked instead. Failures are also:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
@@ -61,7 +61,7 @@ class _Reading:
 
 
 class ReplicaChoice:
-    """The choices for the partitions of one topic, by a reader in `rack` (empty: unknown)."""
+    """The choices of a reader in `rack` (empty: unknown), by partitions' keys."""
 
     __slots__ = ("_fetch_from", "_rack", "_readings", "_rests", "_spread")
 
@@ -70,23 +70,25 @@ class ReplicaChoice:
         self._fetch_from = fetch_from
         self._rack = rack
         self._spread = spread
-        self._readings: dict[int, _Reading] = {}
-        self._rests: dict[tuple[int, int], _Rest] = {}
+        self._readings: dict[Hashable, _Reading] = {}
+        self._rests: dict[tuple[Hashable, int], _Rest] = {}
 
     @property
     def wants_followers(self) -> bool:
         return self._fetch_from != "leader"
 
-    def choose(self, partition: PartitionInfo, metadata: ClusterMetadata, now_s: float) -> int:
+    def choose(
+        self, key: Hashable, partition: PartitionInfo, metadata: ClusterMetadata, now_s: float
+    ) -> int:
         if self._fetch_from == "leader":
             return LEADER
         node_id = self._best(partition, metadata)
         if node_id == LEADER:
             return LEADER
-        rest = self._rests.get((partition.partition, node_id))
+        rest = self._rests.get((key, node_id))
         if rest is not None and now_s < rest.until_s:
             return LEADER
-        reading = self._readings.setdefault(partition.partition, _Reading(now_s))
+        reading = self._readings.setdefault(key, _Reading(now_s))
         if reading.at_end and now_s - reading.leader_asked_s >= CHECK_S:
             return LEADER
         return node_id
@@ -111,8 +113,8 @@ class ReplicaChoice:
         assert chosen != leader
         return chosen
 
-    def asked(self, partition: int, node_id: int, now_s: float) -> None:
-        reading = self._readings.setdefault(partition, _Reading(now_s))
+    def asked(self, key: Hashable, node_id: int, now_s: float) -> None:
+        reading = self._readings.setdefault(key, _Reading(now_s))
         if node_id != LEADER:
             reading.follower = node_id
             return
@@ -121,16 +123,16 @@ class ReplicaChoice:
         reading.brought = reading.at_end = False
         reading.leader_asked_s = now_s
 
-    def leader_answered(self, partition: int, *, brought: bool, now_s: float) -> None:
+    def leader_answered(self, key: Hashable, *, brought: bool, now_s: float) -> None:
         # Rows of the leader show that a follower that returned none lags.
-        reading = self._readings[partition]
+        reading = self._readings[key]
         suspect, reading.suspect = reading.suspect, LEADER
         if brought and suspect != LEADER:
-            self._rest(partition, suspect, now_s)
+            self._rest(key, suspect, now_s)
 
     def follower_answered(
         self,
-        partition: int,
+        key: Hashable,
         node_id: int,
         *,
         offset: int,
@@ -140,23 +142,29 @@ class ReplicaChoice:
     ) -> None:
         assert next_offset >= offset
         if high_watermark < offset:
-            self.failed(partition, node_id, now_s)
+            self.failed(key, node_id, now_s)
             return
-        reading = self._readings[partition]
+        reading = self._readings[key]
         reading.at_end = next_offset in (offset, high_watermark)
         if next_offset > offset:
             reading.brought = True
-            self._rests.pop((partition, node_id), None)
+            self._rests.pop((key, node_id), None)
 
-    def failed(self, partition: int, node_id: int, now_s: float) -> None:
-        self._rest(partition, node_id, now_s)
-        reading = self._readings[partition]
+    def failed(self, key: Hashable, node_id: int, now_s: float) -> None:
+        self._rest(key, node_id, now_s)
+        reading = self._readings[key]
         reading.follower = LEADER
         reading.brought = reading.at_end = False
 
-    def _rest(self, partition: int, node_id: int, now_s: float) -> None:
+    def _rest(self, key: Hashable, node_id: int, now_s: float) -> None:
         assert node_id != LEADER, "only a follower rests"
-        before = self._rests.get((partition, node_id))
+        before = self._rests.get((key, node_id))
         failures = 0 if before is None else before.failures + 1
         rest_s = min(REST_S_MIN * 2 ** min(failures, 16), REST_S_MAX)
-        self._rests[partition, node_id] = _Rest(failures, now_s + rest_s)
+        self._rests[key, node_id] = _Rest(failures, now_s + rest_s)
+
+    def forget(self, key: Hashable) -> None:
+        """Drop what is known of a partition that is not read any more."""
+        self._readings.pop(key, None)
+        for rest in [rest for rest in self._rests if rest[0] == key]:
+            del self._rests[rest]

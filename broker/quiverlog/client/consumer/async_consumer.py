@@ -107,7 +107,7 @@ class AsyncConsumer(ConsumerBase):
             raise
 
     @checked(offset=INT64)
-    async def seek(self, partition: int, offset: int) -> None:
+    async def seek(self, partition: int | tuple[str, int], offset: int) -> None:
         """Go on from `offset` of a partition: back, or past rows that cannot be decoded.
 
         Raises:
@@ -115,6 +115,28 @@ class AsyncConsumer(ConsumerBase):
         """
         await self.open()
         self._core.seek(partition, offset)
+
+    @checked()
+    async def pause(self, partition: int | tuple[str, int]) -> None:
+        """Return no rows of a partition until `resume`; those that were fetched are kept.
+
+        An iteration of which all partitions are paused waits.
+
+        Raises:
+            UnknownPartition: the partition is not read by this consumer.
+        """
+        await self.open()
+        self._core.pause(partition)
+
+    @checked()
+    async def resume(self, partition: int | tuple[str, int]) -> None:
+        """Go on with a partition that was paused; one that was not stays as it is.
+
+        Raises:
+            UnknownPartition: the partition is not read by this consumer.
+        """
+        await self.open()
+        self._core.resume(partition)
 
     async def close(self) -> None:
         """End the iteration and drop the requests in flight."""

@@ -106,7 +106,7 @@ class Consumer(ConsumerBase):
             raise
 
     @checked(offset=INT64)
-    def seek(self, partition: int, offset: int) -> None:
+    def seek(self, partition: int | tuple[str, int], offset: int) -> None:
         """Go on from `offset` of a partition: back, or past rows that cannot be decoded.
 
         Raises:
@@ -114,6 +114,28 @@ class Consumer(ConsumerBase):
         """
         self.open()
         self._core.seek(partition, offset)
+
+    @checked()
+    def pause(self, partition: int | tuple[str, int]) -> None:
+        """Return no rows of a partition until `resume`; those that were fetched are kept.
+
+        An iteration of which all partitions are paused waits.
+
+        Raises:
+            UnknownPartition: the partition is not read by this consumer.
+        """
+        self.open()
+        self._core.pause(partition)
+
+    @checked()
+    def resume(self, partition: int | tuple[str, int]) -> None:
+        """Go on with a partition that was paused; one that was not stays as it is.
+
+        Raises:
+            UnknownPartition: the partition is not read by this consumer.
+        """
+        self.open()
+        self._core.resume(partition)
 
     def close(self) -> None:
         """End the iteration and drop the requests in flight."""

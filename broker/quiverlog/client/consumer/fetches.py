@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from quiverlog.client.base.arguments import names as shown_names
 from quiverlog.client.base.commands import (
     Abandon,
     Call,
@@ -34,7 +35,7 @@ from quiverlog.limits import FETCH_MAX_WAIT_MS_DEFAULT, LEADER_SILENCE_MS, MIB
 from quiverlog.wire import messages as m
 
 from .options import ConsumerOptions
-from .positions import Position
+from .positions import PartitionKey, Position
 from .stored_batches import split_fetch
 
 __all__ = [
@@ -70,8 +71,9 @@ class Source(NamedTuple):
 class Request:
     pending: PendingReply
     source: Source
-    # Partition -> the offset asked for: after a `seek` the answer is dropped.
-    offsets: dict[int, int]
+    # The offsets asked for: after a `seek` the answer is dropped. Partitions that are not read any
+    # more are taken out, and stay out when they are read again.
+    offsets: dict[PartitionKey, int]
     sent_s: float
     # Without the time that the caller worked.
     waited_s: float = 0.0
@@ -149,33 +151,54 @@ logger = logging.getLogger("quiverlog")
 
 
 class Fetches:
-    def __init__(self, cluster: Cluster, topic: str, options: ConsumerOptions) -> None:
-        self.topic_id = b""
+    def __init__(self, cluster: Cluster, options: ConsumerOptions) -> None:
+        # The names of the topics that are read.
+        self.names: dict[bytes, str] = {}
         self.requests: list[Request] = []
         self.pauses = Pauses(cluster.clock, cluster.jitter)
-        # By partition; an answer without its error ends it.
-        self.troubles: dict[int, Trouble] = {}
+        # An answer without its error ends it.
+        self.troubles: dict[PartitionKey, Trouble] = {}
         self._retry_s = math.inf
         spread = int(cluster.jitter() * 1_000)
         self.choice = ReplicaChoice(options.fetch_from, options.client_rack, spread)
         self._cluster = cluster
         self._clock = cluster.clock
-        self._topic = topic
         self._bytes_max = options.fetch_bytes
 
-    def current_topic(self) -> Operation[TopicInfo]:
-        return (yield from topic_with_id(self._cluster, self._topic, self.topic_id))
+    def current_topics(self, keys: Iterable[PartitionKey]) -> Operation[dict[bytes, TopicInfo]]:
+        # Each topic once, in the order in which its partitions are asked for.
+        found: dict[bytes, TopicInfo] = {}
+        for topic_id, _ in keys:
+            if topic_id not in found:
+                name = self.names[topic_id]
+                found[topic_id] = yield from topic_with_id(self._cluster, name, topic_id)
+        return found
+
+    def forget(self, keys: Iterable[PartitionKey]) -> None:
+        """Ignore what is in flight for partitions that are not read any more."""
+        for key in keys:
+            for request in self.requests:
+                request.offsets.pop(key, None)
+            self.troubles.pop(key, None)
+            self.choice.forget(key)
+
+    def leave_useless(self) -> Operation[None]:
+        """Drop requests of which no partition is read any more."""
+        for request in [request for request in self.requests if not request.offsets]:
+            self.requests.remove(request)
+            yield Abandon(request.pending)
 
     def start(
-        self, positions: Mapping[int, Position], order: Sequence[int]
+        self, positions: Mapping[PartitionKey, Position], order: Iterable[PartitionKey]
     ) -> Operation[list[Trouble]]:
         """Ask for what is not under way; return the new failures that may pass."""
         failed: list[Trouble] = []
         while True:
             now_s = self._clock()
-            busy = {p for request in self.requests for p in request.offsets}
-            busy |= {p for p, trouble in self.troubles.items() if trouble.until_s > now_s}
-            free = [positions[p] for p in order if p not in busy and not positions[p].is_done]
+            busy = {key for request in self.requests for key in request.offsets}
+            busy |= {key for key, trouble in self.troubles.items() if trouble.until_s > now_s}
+            wanted = (positions[key] for key in order if key not in busy)
+            free = [position for position in wanted if position.wants_rows]
             if not free or (yield from self._start_free(free, failed)):
                 pauses = [trouble.until_s for trouble in self.troubles.values()]
                 # One that is over only now is still to be tried.
@@ -186,13 +209,13 @@ class Fetches:
         """False: a follower has failed, so the choice is repeated."""
         assert free
         began_s = self._clock()
-        topic = yield from self.current_topic()
+        topics = yield from self.current_topics(position.key for position in free)
         sources: dict[Source, list[Position]] = {}
         for position in free:
             try:
-                source = self._source(topic, position.partition)
+                source = self._source(topics[position.topic_id], position)
             except QuiverlogError as error:
-                failed.append(self.failed((position.partition,), error, began_s))
+                failed.append(self.failed((position.key,), error, began_s))
                 continue
             sources.setdefault(source, []).append(position)
         asked = {request.source for request in self.requests}
@@ -203,80 +226,104 @@ class Fetches:
                 continue  # its partitions that are free join the next request
             bytes_max = min(share, self._bytes_max)
             try:
-                yield from self._ask(topic, source, positions, bytes_max)
+                yield from self._ask(topics, source, positions, bytes_max)
             except QuiverlogError as error:
                 assert all(one.source != source for one in self.requests), "nothing was sent"
-                partitions = [position.partition for position in positions]
+                keys = [position.key for position in positions]
                 if source.is_follower:
-                    self.leave_follower(source, partitions, error)
+                    self.leave_follower(source, keys, error)
                     return False
-                failed.append(self.failed(partitions, error, began_s))
+                failed.append(self.failed(keys, error, began_s))
         return True
 
     def _ask(
-        self, topic: TopicInfo, source: Source, positions: Sequence[Position], bytes_max: int
+        self,
+        topics: Mapping[bytes, TopicInfo],
+        source: Source,
+        positions: Sequence[Position],
+        bytes_max: int,
     ) -> Operation[None]:
         assert bytes_max > 0
         assert all(one.source != source for one in self.requests), "one request for each source"
-        request = self._request(topic, source, positions, bytes_max)
+        request = self._request(topics, source, positions, bytes_max)
         timeout_s = self._cluster.settings.request_timeout_s
         if source.is_follower:
             timeout_s = min(timeout_s, FOLLOWER_TIMEOUT_S)
-        offsets = {position.partition: position.offset for position in positions}
+        offsets = {position.key: position.offset for position in positions}
         assert len(offsets) == len(positions), "a partition is asked for once"
-        for partition in offsets:
-            self.choice.asked(partition, source.follower, self._clock())
+        for key in offsets:
+            self.choice.asked(key, source.follower, self._clock())
         timeout_s += request.max_wait_ms / 1000
         within_s = SILENCE_S if self._cluster.has_others else None
         call = Call(source.address, request, timeout_s, channel="fetch")
         pending = yield Start(call, within_s)
         self.requests.append(Request(pending, source, offsets, self._clock()))
 
-    def failed(self, partitions: Iterable[int], error: QuiverlogError, since_s: float) -> Trouble:
+    def failed(
+        self, keys: Iterable[PartitionKey], error: QuiverlogError, since_s: float
+    ) -> Trouble:
         """Have partitions wait for their next try; return the one that fails for longest.
 
         Raises an error that does not pass.
         """
-        chosen = list(partitions)
+        chosen = list(keys)
         assert chosen, "an error is that of a partition"
-        named(error, self._topic, *chosen)
+        self.name(error, chosen)
         if not error.retriable:
             raise error
         if error.refresh_metadata:
             self._cluster.invalidate_topics()
         now_s, jitter = self._clock(), self._cluster.jitter()
-        for p in chosen:
-            trouble = self.troubles.setdefault(p, Trouble(since_s, error))
+        for key in chosen:
+            trouble = self.troubles.setdefault(key, Trouble(since_s, error))
             trouble.error = error
             trouble.tries += 1
             trouble.until_s = now_s + pause_s(error, trouble.tries, jitter)
-        return min((self.troubles[p] for p in chosen), key=lambda one: one.since_s)
+        return min((self.troubles[key] for key in chosen), key=lambda one: one.since_s)
 
-    def _source(self, topic: TopicInfo, partition: int) -> Source:
-        info = partition_info(topic, partition)
-        node_id = self.choice.choose(info, self._cluster.metadata, self._clock())
+    def name(self, error: QuiverlogError, keys: Iterable[PartitionKey]) -> QuiverlogError:
+        """Name the partitions in an error; of several topics, only those."""
+        chosen = list(keys)
+        topics = {self.names[topic_id] for topic_id, _ in chosen}
+        # A caller that reads `details` must not take one topic for all.
+        if len(topics) == 1:
+            return named(error, topics.pop(), *(partition for _, partition in chosen))
+        where = shown_names(sorted(topics))
+        if "topic" not in error.details and not error.message.startswith(where):
+            error.message = f"{where}: {error.message}"
+        return error
+
+    def _source(self, topic: TopicInfo, position: Position) -> Source:
+        info = partition_info(topic, position.partition)
+        node_id = self.choice.choose(position.key, info, self._cluster.metadata, self._clock())
         if node_id == LEADER:
-            return Source(self._cluster.leader_address(topic, partition))
+            return Source(self._cluster.leader_address(topic, position.partition))
         return Source(self._cluster.address_of(node_id), node_id)
 
     def leave_follower(
-        self, source: Source, partitions: Iterable[int], error: QuiverlogError
+        self, source: Source, keys: Iterable[PartitionKey], error: QuiverlogError
     ) -> None:
         assert source.is_follower
-        logger.debug("%s is read from the leader: %s", self._topic, error)
-        for p in partitions:
-            self.choice.failed(p, source.follower, self._clock())
+        chosen = list(keys)
+        topics = shown_names(sorted({self.names[topic_id] for topic_id, _ in chosen}))
+        logger.debug("%s: read from the leader: %s", topics, error)
+        for key in chosen:
+            self.choice.failed(key, source.follower, self._clock())
         if error.refresh_metadata:
             self._cluster.invalidate_topics()
 
     def _request(
-        self, topic: TopicInfo, source: Source, positions: Sequence[Position], bytes_max: int
+        self,
+        topics: Mapping[bytes, TopicInfo],
+        source: Source,
+        positions: Sequence[Position],
+        bytes_max: int,
     ) -> m.FetchRequest:
         entries = [
             m.FetchPartition(
-                self.topic_id,
+                position.topic_id,
                 position.partition,
-                partition_info(topic, position.partition).leader_epoch,
+                partition_info(topics[position.topic_id], position.partition).leader_epoch,
                 position.offset,
                 position.last_epoch,
                 bytes_max,
@@ -324,11 +371,12 @@ class Fetches:
         for request in overdue:
             request.looked_s = request.waited_s
             self._cluster.suspect(request.source.address)
-        yield from self._cluster.refresh([self._topic])
-        topic = yield from self.current_topic()
+        keys = [key for request in overdue for key in request.offsets]
+        yield from self._cluster.refresh([self.names[topic_id] for topic_id, _ in keys])
+        topics = yield from self.current_topics(keys)
         for request in overdue:
             metadata, address = self._cluster.metadata, request.source.address
-            infos = (partition_info(topic, p) for p in request.offsets)
+            infos = (partition_info(topics[topic_id], p) for topic_id, p in request.offsets)
             if any(metadata.is_led_elsewhere(info, address) for info in infos):
                 self.requests.remove(request)
                 yield Abandon(request.pending)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from quiverlog.client.base.commands import Operation
 from quiverlog.client.base.deadline import within
@@ -33,8 +33,10 @@ from quiverlog.wire import messages as m
 
 from .options import ConsumerOptions
 
-__all__ = ["Position", "PositionFinder", "first_gone", "why_none"]
+__all__ = ["PartitionKey", "Position", "PositionFinder", "first_gone", "why_none"]
 
+PartitionKey: TypeAlias = tuple[bytes, int]
+"""A topic's id and a partition's number."""
 
 # A busy caller leaves time between two answers: time alone does not show that rows are withheld.
 _EMPTY_ANSWERS_MIN: Final = 3
@@ -46,7 +48,8 @@ logger = logging.getLogger("quiverlog")
 class Position:
     """One partition, whose rows from `offset` on are still to be fetched."""
 
-    partition: int
+    topic: str
+    key: PartitionKey
     offset: int
     end: int | None
     last_epoch: int = NO_EPOCH
@@ -62,6 +65,20 @@ class Position:
     empty_answers: int = 0
     # The leader's high watermark has been below `known_end` for long.
     may_be_gone: bool = False
+    # No rows are fetched or returned.
+    is_paused: bool = False
+
+    @property
+    def partition(self) -> int:
+        return self.key[1]
+
+    @property
+    def topic_id(self) -> bytes:
+        return self.key[0]
+
+    @property
+    def wants_rows(self) -> bool:
+        return not (self.is_paused or self.is_done)
 
     @property
     def is_done(self) -> bool:
@@ -84,9 +101,7 @@ class Position:
         self.offset = self.delivered = after
         return True
 
-    def check_stalled(
-        self, topic: str, high_watermark: int, now_s: float, timeout_s: float
-    ) -> None:
+    def check_stalled(self, high_watermark: int, now_s: float, timeout_s: float) -> None:
         """Record a leader's answer without rows that are known to exist.
 
         After `timeout_s` without rows: `may_be_gone` where the high watermark is not above the
@@ -105,9 +120,9 @@ class Position:
         self.may_be_gone = high_watermark <= self.offset
         if not self.may_be_gone:
             raise InvalidResponse(
-                f"{topic}-{self.partition} returned no rows at offset {self.offset} for "
+                f"{self.topic}-{self.partition} returned no rows at offset {self.offset} for "
                 f"{timeout_s:g} s, although there are rows up to {self.known_end}.",
-                topic=topic,
+                topic=self.topic,
                 partition=self.partition,
                 offset=self.offset,
             )
@@ -165,7 +180,8 @@ class PositionFinder:
                 raise (yield from self._beyond(p, offset, latest[p]))
             assert offset >= 0
             positions[p] = Position(
-                p,
+                self._topic,
+                (self._topic_id, p),
                 offset,
                 self._end_of(p, latest),
                 delivered=offset,
@@ -181,15 +197,28 @@ class PositionFinder:
         offset = start[partition]
         assert isinstance(offset, int)
         return Position(
-            partition, offset, end[partition], delivered=offset, known_end=end[partition]
+            self._topic,
+            (self._topic_id, partition),
+            offset,
+            end[partition],
+            delivered=offset,
+            known_end=end[partition],
         )
 
-    def added(self, partitions: Sequence[int]) -> Operation[dict[int, Position]]:
+    def added(self, partitions: Sequence[int]) -> Operation[dict[PartitionKey, Position]]:
         starts = yield from self.offsets(dict.fromkeys(partitions, EARLIEST))
-        return {
-            p: Position(p, start, None, delivered=start, is_from_earliest=True)
+        found = (
+            Position(
+                self._topic,
+                (self._topic_id, p),
+                start,
+                None,
+                delivered=start,
+                is_from_earliest=True,
+            )
             for p, start in starts.items()
-        }
+        )
+        return {position.key: position for position in found}
 
     def _beyond(self, partition: int, offset: int, end: int) -> Operation[OffsetOutOfRange]:
         first = (yield from self.offsets({partition: EARLIEST}))[partition]
@@ -237,7 +266,7 @@ _LOOK_S: Final = 2.0
 
 
 def first_gone(
-    cluster: Cluster, topic: str, topic_id: bytes, positions: Iterable[Position]
+    cluster: Cluster, positions: Iterable[Position]
 ) -> Operation[OffsetOutOfRange | None]:
     """Return the error of the first position whose rows are gone.
 
@@ -247,7 +276,8 @@ def first_gone(
     for position in positions:
         if not position.may_be_gone:
             continue
-        where = TopicPartition(topic, position.partition)
+        topic_id, partition = position.key
+        where = TopicPartition(position.topic, partition)
         try:
             gone = yield from _gone_rows(
                 cluster, where, topic_id, position.offset, position.known_end

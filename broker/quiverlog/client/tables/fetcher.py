@@ -239,7 +239,7 @@ class FetchCore:
         )
         info = partition_info(topic, self._partition)
         now_s = self._cluster.clock()
-        follower = self._choice.choose(info, self._cluster.metadata, now_s)
+        follower = self._choice.choose(self._partition, info, self._cluster.metadata, now_s)
         request = m.FetchRequest(
             max_wait_ms=FETCH_MAX_WAIT_MS_DEFAULT,
             bytes_max=self._bytes_max,

@@ -144,6 +144,8 @@ PRODUCER: dict[str, dict[str, Any]] = {"send": {"data": []}, "flush": {}, "close
 CONSUMER: dict[str, dict[str, Any]] = {
     "poll": {"timeout": 0},
     "seek": {"partition": 0, "offset": 0},
+    "pause": {"partition": 0},
+    "resume": {"partition": 0},
 }
 FUTURE: dict[str, dict[str, Any]] = {"result": {}, "exception": {}}
 NO_ARGUMENTS = {"open", "abort", "done", "close", "duckdb"}

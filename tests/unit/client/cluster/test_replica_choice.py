@@ -52,13 +52,13 @@ def test_which_replica_is_asked(
 ) -> None:
     """Rule 17 of docs/replication-rules.md."""
     choice = ReplicaChoice(fetch_from, rack)  # type: ignore[arg-type]
-    asked = choice.choose(partition(leader=leader, in_sync=in_sync), metadata(), 0.0)
+    asked = choice.choose(0, partition(leader=leader, in_sync=in_sync), metadata(), 0.0)
     assert asked == chosen
 
 
 def test_readers_spread_over_those_that_are_as_good() -> None:
     found = {
-        ReplicaChoice("follower", "", spread).choose(partition(), metadata(), 0.0)
+        ReplicaChoice("follower", "", spread).choose(0, partition(), metadata(), 0.0)
         for spread in range(4)
     }
     assert found == {2, 3}
@@ -66,7 +66,7 @@ def test_readers_spread_over_those_that_are_as_good() -> None:
 
 def test_a_broker_without_an_address_is_not_asked() -> None:
     choice = ReplicaChoice("nearest", "b")
-    assert choice.choose(partition(), metadata((1, 3)), 0.0) == LEADER
+    assert choice.choose(0, partition(), metadata((1, 3)), 0.0) == LEADER
 
 
 def test_what_has_no_meaning_is_refused() -> None:
@@ -85,7 +85,7 @@ class Reader:
         self.offset = 0
 
     def ask(self) -> int:
-        node_id = self.choice.choose(partition(), metadata(), self.now_s)
+        node_id = self.choice.choose(0, partition(), metadata(), self.now_s)
         self.choice.asked(0, node_id, self.now_s)
         return node_id
 
@@ -129,7 +129,7 @@ def test_other_partitions_do_not_rest() -> None:
     reader = Reader()
     assert reader.ask() == 2
     reader.choice.failed(0, 2, reader.now_s)
-    assert reader.choice.choose(partition(number=1), metadata(), reader.now_s) == 2
+    assert reader.choice.choose(1, partition(number=1), metadata(), reader.now_s) == 2
 
 
 def test_a_follower_that_is_silent_is_compared_with_the_leader() -> None:

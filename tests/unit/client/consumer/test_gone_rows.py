@@ -154,9 +154,9 @@ def test_a_slow_program_reads_many_partitions(broker: ScriptedBroker, client: An
 
 def test_answers_that_came_far_apart_prove_little() -> None:
     """The program was away between them."""
-    position = Position(0, 0, 10, known_end=10)
+    position = Position("t", (b"", 0), 0, 10, known_end=10)
     for now_s in (0.0, 100.0):
-        position.check_stalled("t", 10, now_s, timeout_s=1.0)
+        position.check_stalled(10, now_s, timeout_s=1.0)
     with pytest.raises(quiverlog.InvalidResponse, match="t-0 returned no rows at offset 0"):
-        position.check_stalled("t", 10, 200.0, timeout_s=1.0)
+        position.check_stalled(10, 200.0, timeout_s=1.0)
     assert not position.may_be_gone
