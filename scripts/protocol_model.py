@@ -230,6 +230,7 @@ MEANINGS: Final[dict[str, str]] = {
     "RangePartition.bytes_max": "how many bytes the range may have; -1: no bound",
     "RangePartition.end_offset": "first offset that is not asked about; -1: the high watermark",
     "RangePartitionResult.end_offset": "end of the range that `bytes_max` reach, a batch boundary",
+    "RangePartitionResult.first_row_us": "timestamp of the range's first row; -1: none, or unknown",
     "PartitionLogEnd.end_offset": "the offset after its last row; -1: unknown; -2: there is no log",
     "PartitionLogEnd.is_offline": "the log takes no writes, and cannot lead, before a restart",
     "PartitionLogEnd.log_start_offset": "rows below it never come back in this log",

@@ -370,8 +370,11 @@ class LogMachine(RuleBasedStateMachine):
         assert got == expected
         if views:
             assert BatchHeader.unpack(views[-1]).total_bytes == len(views[-1])
-        assert self.log.reader.bytes_between(offset, end) == (end, sum(len(b.data) for b in wanted))
-        bounded_end, count = self.log.reader.bytes_between(offset, end, size)
+        found = self.log.reader.bytes_between(offset, end)
+        assert found[:2] == (end, sum(len(b.data) for b in wanted))
+        first_us = BatchHeader.unpack(wanted[0].data).timestamp_max_us if wanted else -1
+        assert found[2] == first_us
+        bounded_end, count, _ = self.log.reader.bytes_between(offset, end, size)
         assert count == len(expected)
         assert bounded_end == (
             min(end, BatchHeader.unpack(views[-1]).next_offset) if views else end

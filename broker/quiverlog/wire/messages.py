@@ -595,7 +595,8 @@ class DescribeRangesRequest(Request, array_like=True, gc=False):
 
 class RangePartitionResult(Part, array_like=True, gc=False):
     """`end_offset`: the last batch boundary (or the requested end) within `bytes_max`, after at
-    least one batch."""
+    least one batch. `first_row_us`: the timestamp of the range's first row; -1: there is none, or
+    it is unknown."""
 
     topic_id: TopicId = b""
     partition: Int32 = -1
@@ -603,6 +604,7 @@ class RangePartitionResult(Part, array_like=True, gc=False):
     error_message: str = ""
     end_offset: Known = -1
     byte_count: UInt63 = 0
+    first_row_us: Int64 = -1
 
 
 class DescribeRangesResponse(Response, array_like=True, gc=False):

@@ -364,10 +364,15 @@ class OffsetAndEpoch(NamedTuple):
 
 
 class RangeSize(NamedTuple):
-    """The end of a range within a bound of bytes, and the stored bytes in it."""
+    """The end of a range within a bound of bytes, and the stored bytes in it.
+
+    `first_row_us`: the timestamp of its first row; -1 where there is none, or an older broker
+    answers.
+    """
 
     end_offset: int
     byte_count: int
+    first_row_us: int = -1
 
 
 @dataclass(frozen=True, slots=True)

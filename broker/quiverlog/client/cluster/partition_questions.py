@@ -250,7 +250,7 @@ def describe_ranges(
             {w: entry(w, *bounds) for w, bounds in ranges.items()},
             lambda parts: m.DescribeRangesRequest(partitions=parts),
         )
-        return {w: RangeSize(r.end_offset, r.byte_count) for w, r in _good(results)}
+        return {w: RangeSize(r.end_offset, r.byte_count, r.first_row_us) for w, r in _good(results)}
 
     return (yield from _about_all(ranges, cluster.retrying(attempt)))
 

@@ -134,14 +134,16 @@ def _fill_range(
         raise out_of_range(replica, end)
     result.end_offset = end
     if start < end:
-        result.end_offset, result.byte_count = replica.log.reader.bytes_between(
+        result.end_offset, result.byte_count, first_us = replica.log.reader.bytes_between(
             max(start, loaded.offset),
             end,
             entry.bytes_max,
             counted=loaded.counted,
+            first_us=loaded.first_us,
             cold_ok=False,
             just_read=loaded.reads,
         )
+        result.first_row_us = first_us
         assert start <= result.end_offset <= end
         assert result.byte_count >= 0
 

@@ -32,16 +32,18 @@ class Bugs(Protocol):
 class Loaded:
     """What jobs have loaded for one question, with which the log is asked again.
 
-    `reads`: the ranges that were read or checked. `offset`, `counted`: where a walk goes on, and
-    the bytes before it. `error`: why the last job failed; no other will do better.
+    `reads`: the ranges that were read or checked. `offset`, `counted`, `first_us`: where a walk
+    goes on, the bytes before it, and the time of its first row. `error`: why the last job failed;
+    no other will do better.
     """
 
-    __slots__ = ("_loads", "_segment", "counted", "error", "offset", "reads")
+    __slots__ = ("_loads", "_segment", "counted", "error", "first_us", "offset", "reads")
 
     def __init__(self) -> None:
         self.reads: list[ReadingJob] = []
         self.offset = 0
         self.counted = 0
+        self.first_us = -1
         self.error: QuiverlogError | None = None
         self._segment: Segment | None = None
         self._loads = 0
@@ -58,7 +60,7 @@ class Loaded:
             raise ThrottledBroker("memory is too short for what was asked: try again.")
         if not isinstance(job, LoadIndexJob):
             self.reads.append(job)
-        self.offset, self.counted = cold.offset, cold.counted
+        self.offset, self.counted, self.first_us = cold.offset, cold.counted, cold.first_us
 
     def failed(self, error: BaseException | None, bugs: Bugs) -> None:
         """Record why the job failed. The caller reads again where descriptors had run out."""

@@ -312,13 +312,15 @@ class LogReader:
         bytes_max: int = -1,
         *,
         counted: int = 0,
+        first_us: int = -1,
         cold_ok: bool = True,
         just_read: JustRead = (),
-    ) -> tuple[int, int]:
-        """Return (end offset, bytes) of the batches that hold the rows [start, end).
+    ) -> tuple[int, int, int]:
+        """Return (end offset, bytes, time of the first row or -1) of the batches that hold the rows
+        [start, end).
 
-        `bytes_max`: stop at the batch end that it reaches, after one batch at least. `counted`:
-        bytes before `start`, from `NotResident.counted`. Otherwise as `read_answers`.
+        `bytes_max`: stop at the batch end that it reaches, after one batch at least. `counted`,
+        `first_us`: of what is before `start`, from `NotResident`. Otherwise as `read_answers`.
         """
         if not self.log_start_offset <= start <= end <= self.log_end_offset:
             raise OffsetOutOfRange(
@@ -331,7 +333,7 @@ class LogReader:
             if start >= segment.end_offset:
                 continue
             try:
-                stop, offset, done = self._ask(
+                stop, offset, done, time_us = self._ask(
                     segment,
                     partial(reading.measure, segment, start, end, bytes_max, total),
                     partial(reading.measure_spans, segment, start, end, bytes_max - total),
@@ -339,14 +341,15 @@ class LogReader:
                     just_read=just_read,
                 )
             except NotResident as cold:
-                cold.offset, cold.counted = start, total
+                cold.offset, cold.counted, cold.first_us = start, total, first_us
                 raise
             assert done or start < offset, "a walk goes on"
             total += stop
+            first_us = time_us if first_us < 0 else first_us
             if done:
-                return offset, total
+                return offset, total, first_us
             start = offset
-        return end, total
+        return end, total, first_us
 
     def arrived_us(self, offset: int, end_offset: int) -> int:
         """Return when late rows of the segments that hold [offset, end_offset) arrived; 0: none is

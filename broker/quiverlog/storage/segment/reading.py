@@ -520,9 +520,9 @@ def measure_spans(
 
 def measure(
     segment: Segment, start: int, end: int, bytes_max: int, total: int
-) -> tuple[int, int, bool]:
-    """Return (bytes, offset they reach, bound met) of this segment's batches that hold [start,
-    end).
+) -> tuple[int, int, bool, int]:
+    """Return (bytes, offset they reach, bound met, time of the first batch or -1) of this segment's
+    batches that hold [start, end).
 
     `bytes_max`: bound, including the `total` bytes before; one batch at least. -1: none.
     """
@@ -530,22 +530,23 @@ def measure(
     assert total >= 0
     first = next(_headers(segment, start), None)
     if first is None:
-        return 0, segment.end_offset, False
+        return 0, segment.end_offset, False, -1
     position, header = first
+    first_us = header.timestamp_max_us
     stop = segment.file.size
     if end < segment.end_offset:
         last_at, last = next(_headers(segment, end - 1), first)
         stop = last_at + last.total_bytes
     if bytes_max < 0 or total + stop - position <= bytes_max:
-        return stop - position, segment.end_offset, False
+        return stop - position, segment.end_offset, False, first_us
     limit = position + bytes_max - total
     if limit < position + header.total_bytes:
         if total:
-            return 0, header.base_offset, True
-        return header.total_bytes, min(end, header.next_offset), True
+            return 0, header.base_offset, True, first_us
+        return header.total_bytes, min(end, header.next_offset), True, first_us
     at, offset = _last_boundary(segment, limit, header.base_offset)
     assert at <= limit, "no more than was asked for"
-    return at - position, min(end, offset), True
+    return at - position, min(end, offset), True, first_us
 
 
 def _last_boundary(segment: Segment, position: int, offset: int) -> tuple[int, int]:

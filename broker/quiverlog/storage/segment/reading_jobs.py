@@ -50,8 +50,8 @@ _VERIFIED_AT_ONCE_BYTES: Final = 64 * 1024
 class NotResident(Exception):
     """Run `job`, pass its result to `complete_read`, ask again with it among `just_read`.
 
-    `offset`, `counted`: where a walk over many segments may continue, and
-    the bytes counted before.
+    `offset`, `counted`, `first_us`: where a walk over many segments may continue, the bytes counted
+    before, and the time of the walk's first row.
     """
 
     def __init__(self, job: ReadingJob) -> None:
@@ -59,6 +59,7 @@ class NotResident(Exception):
         self.job = job
         self.offset = 0
         self.counted = 0
+        self.first_us = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -158,7 +158,7 @@ def test_ranges(node: NodeDriver) -> None:
     topic = node.create()
     size = len(batch_of([0] * 10))
     for i in range(4):
-        node.produced(topic, batch_of([i] * 10))
+        node.produced(topic, batch_of([i] * 10, at_us=START_WALL_US + i))
 
     def ask(start: int, end: int, bytes_max: int = -1) -> Any:
         entry = m.RangePartition(topic, 0, start, end, bytes_max)
@@ -166,17 +166,20 @@ def test_ranges(node: NodeDriver) -> None:
         return response.partitions[0]
 
     for arguments, expected in [
-        ((EARLIEST, -1), (40, 4 * size)),
-        ((0, 20), (20, 2 * size)),
-        ((5, 15), (15, 2 * size)),
-        ((0, -1, 1), (10, size)),
-        ((0, -1, 3 * size), (30, 3 * size)),
-        ((7, 7), (7, 0)),
-        ((40, -1), (40, 0)),
+        ((EARLIEST, -1), (40, 4 * size, START_WALL_US)),
+        ((0, 20), (20, 2 * size, START_WALL_US)),
+        ((5, 15), (15, 2 * size, START_WALL_US)),
+        ((10, 15), (15, size, START_WALL_US + 1)),
+        ((0, -1, 1), (10, size, START_WALL_US)),
+        ((25, -1, 3 * size), (40, 2 * size, START_WALL_US + 2)),
+        ((0, -1, 3 * size), (30, 3 * size, START_WALL_US)),
+        ((7, 7), (7, 0, -1)),
+        ((40, -1), (40, 0, -1)),
     ]:
         result = ask(*arguments)
         assert result.error_code == 0, result.error_message
-        assert (result.end_offset, result.byte_count) == expected, arguments
+        found = result.end_offset, result.byte_count, result.first_row_us
+        assert found == expected, arguments
     for arguments in [(41, -1), (0, 41), (20, 10), (-5, 10)]:
         assert ask(*arguments).error_code == errors.OffsetOutOfRange.code, arguments
     assert "from offset 20 cannot end at 10" in ask(20, 10).error_message
