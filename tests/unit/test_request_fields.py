@@ -31,6 +31,7 @@ from quiverlog.wire.election_messages import ElectLeadersRequest
 from quiverlog.wire.group_messages import (
     AlterGroupOffsetsRequest,
     CommitOffsetsRequest,
+    CommittedOffset,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
     FetchOffsetsRequest,
@@ -72,6 +73,7 @@ from quiverlog.wire.transaction_messages import (
     StagedTransaction,
 )
 from scripts.protocol_model import MEANINGS, fields_of, parts_of
+from tests.support.groups import GroupDriver
 from tests.support.logins import credential
 from tests.support.node import SCHEMA, NodeDriver, batch_of
 from tests.support.staged import ATTEMPT, make_staged, staged_batch, staged_row
@@ -188,7 +190,7 @@ def requests_of(topic: bytes, batch: bytes) -> list[tuple[m.Request, bytes]]:
                 b.RegisterBrokerRequest,
                 *(CLUSTER, 4, b"i" * 16, "d", b"c" * 16, "h", 1, "r"),
                 [b.RegisteredListener("default", "h", 1)],
-                *(True, True, 1, 3),
+                *(True, True, 1, FEATURE_LEVEL_MAX),
             ),
             b"",
         ),
@@ -281,6 +283,25 @@ def test_coordinators_read_every_field(tmp_path: Path, monkeypatch: pytest.Monke
     # Groups will read what a commit of theirs names; the door reads whose request it is.
     unread = {("TransactionOffsets", "group"), ("ResolveStagedRequest", "broker_id")}
     assert all_fields - read == unread
+
+
+def test_coordinators_of_groups_read_every_field(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = GroupDriver(tmp_path)
+    read: Fields = set()
+    all_fields: Fields = set()
+    for cls in {*OF_GROUPS, *(part for one in OF_GROUPS for part in parts_of(one))}:
+        all_fields |= watch(cls, read, monkeypatch)
+    member = node.member()
+    node.done(member.request(owned=member.owned()))
+    node.commit(1, member_id=member.id, member_epoch=member.epoch)
+    node.done(FetchOffsetsRequest(group="g", topics=member.owned()))
+    node.done(ListGroupsRequest(states=[0], types=[1]))
+    node.done(DescribeGroupsRequest(groups=["g"]))
+    node.done(AlterGroupOffsetsRequest(group="g", entries=[CommittedOffset(node.topic, 0, 1)]))
+    node.done(DeleteGroupsRequest(groups=["g"]))
+    assert all_fields == read
 
 
 def test_leaders_of_staged_rows_read_every_field(

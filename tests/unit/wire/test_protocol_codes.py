@@ -21,6 +21,15 @@ from quiverlog.batch.schema import serialize_schema
 from quiverlog.wire import messages as m
 from quiverlog.wire.broker_messages import RegisteredListener
 from quiverlog.wire.cluster_messages import DescribeClusterRequest
+from quiverlog.wire.group_messages import (
+    AlterGroupOffsetsRequest,
+    CommitOffsetsRequest,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    FetchOffsetsRequest,
+    GroupHeartbeatRequest,
+    ListGroupsRequest,
+)
 from quiverlog.wire.peer_proof import ClusterSecrets
 from quiverlog.wire.reassignment_messages import DescribeReplicasRequest
 from quiverlog.wire.security.quota_messages import DescribeQuotasRequest
@@ -74,6 +83,31 @@ TRANSACTION_POOLS: dict[str, tuple[Any, ...]] = {
     "timeout_ms": (1_000,),
     "durability": (-1, 1, 2, 9),
     "leader_epoch": (-1, -1, 0, 99),
+}
+OF_GROUPS = (
+    GroupHeartbeatRequest,
+    CommitOffsetsRequest,
+    FetchOffsetsRequest,
+    ListGroupsRequest,
+    DescribeGroupsRequest,
+    AlterGroupOffsetsRequest,
+    DeleteGroupsRequest,
+)
+GROUP_POOLS: dict[str, tuple[Any, ...]] = {
+    "group": ("g", "g", "h", "__x", ""),
+    "groups": ("g", "none", ""),
+    "member_id": (b"m" * 16, b"m" * 16, b"n" * 16, b"short", b""),
+    "member_epoch": (0, 0, 1, 1, 2, -1),
+    "beat": (1, 2, 3, 4, 0),
+    "topics": ("a", "b", "none", "__x"),
+    "assignor": ("", "", "uniform", "range", "none"),
+    "session_timeout_ms": (-1, -1, 6_000, 5),
+    "rebalance_timeout_ms": (-1, -1, 6_000, 5),
+    "max_wait_ms": (0, 0, 100, -1),
+    "offset": (0, 1, 5, -1, -2),
+    "page": (b"", b"", b"", b"x"),
+    "states": (0, 1, 2, 3, 4),
+    "types": (1, 2, 3, 4),
 }
 OF_USERS = (AlterUsersRequest, DescribeUsersRequest, CreateTokenRequest, EndTokensRequest)
 USER_POOLS: dict[str, tuple[Any, ...]] = {
@@ -202,6 +236,9 @@ def test_codes_are_those_of_the_list(kind: type[m.Request]) -> None:
             drawing.lists["attempts"] = ([], [], [SHORT_ATTEMPTS.get(kind)])
             drawing.lists["offsets"] = ([],)
             node.request(OpenTransactionRequest(transactional_id="t", instance=b"one"))
+        if kind in OF_GROUPS:
+            drawing.pools.update(GROUP_POOLS)
+            node.request(CommitOffsetsRequest(group="g"))  # Has the topic made.
         if kind in OF_USERS:
             assert not alter(node, "alice", UserChange.CREATE, b"pw").error_code
             drawing.pools.update(USER_POOLS)
@@ -214,13 +251,13 @@ def test_codes_are_those_of_the_list(kind: type[m.Request]) -> None:
             for _ in range(20):
                 if node.answer(number) is not None:
                     break
-                while kind in OF_TRANSACTIONS and node.syncs:
+                while kind in (*OF_TRANSACTIONS, *OF_GROUPS) and node.syncs:
                     node.flush()
                 node.advance(1_000)
             answer = node.answer(number)
             assert answer is not None, request
             check_codes(answer[0])
-            for name in ("partitions", "topics", "results"):
+            for name in ("partitions", "topics", "results", "entries", "offsets", "groups"):
                 parts = getattr(answer[0], name, [])
                 answered |= {getattr(part, "error_code", 0) for part in parts}
             answered.add(answer[0].error_code)

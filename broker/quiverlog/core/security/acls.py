@@ -16,12 +16,13 @@ from typing import Final, NamedTuple
 
 from quiverlog.errors import InvalidRequest, PolicyViolation
 from quiverlog.limits import (
+    GROUP_NAME_CHARS_MAX,
     RULES_MAX,
     TOPIC_NAME_CHARS_MAX,
     TRANSACTIONAL_ID_CHARS_MAX,
     USER_NAME_CHARS_MAX,
 )
-from quiverlog.types import TOPIC_NAME, USER_NAME, Operation, ResourceKind
+from quiverlog.types import GROUP_NAME, TOPIC_NAME, USER_NAME, Operation, ResourceKind
 
 __all__ = [
     "ANYBODY",
@@ -375,6 +376,12 @@ def check_name(kind: ResourceKind, name: str, *, is_prefix: bool = False) -> Non
         if not is_good or (name in (".", "..") and not is_prefix):
             raise InvalidRequest(
                 f"{shown} is no name of a topic: it has 1 to {TOPIC_NAME_CHARS_MAX} letters,"
+                " digits and `._-`, and begins with no `__`. A rule is about one name, or prefix."
+            )
+    elif kind is ResourceKind.GROUP:
+        if not GROUP_NAME.fullmatch(name) or name.startswith("__"):
+            raise InvalidRequest(
+                f"{shown} is no name of a group: it has 1 to {GROUP_NAME_CHARS_MAX} letters,"
                 " digits and `._-`, and begins with no `__`. A rule is about one name, or prefix."
             )
     elif kind in (ResourceKind.USER, ResourceKind.TOKEN):

@@ -27,6 +27,17 @@ from quiverlog.wire.config_messages import (
 )
 from quiverlog.wire.decommission_messages import DecommissionBrokerRequest, DecommissionStep
 from quiverlog.wire.election_messages import ElectLeadersRequest
+from quiverlog.wire.group_messages import (
+    AlterGroupOffsetsRequest,
+    CommitOffsetsRequest,
+    CommittedOffset,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    FetchOffsetsRequest,
+    GroupHeartbeatRequest,
+    ListGroupsRequest,
+    TopicPartitions,
+)
 from quiverlog.wire.producer_messages import DescribeProducerRequest
 from quiverlog.wire.reassignment_messages import (
     DescribeReplicasRequest,
@@ -54,6 +65,7 @@ from tests.support.staged import make_staged
 HIDDEN, ABSENT = "hidden", "absent"
 ABSENT_ID: Final = b"\xfe" * 16
 TID: Final = "mover"
+GID: Final = "readers"
 BATCH = bytes(batch_of([1, 2]))
 
 
@@ -194,6 +206,26 @@ CASES: Final[dict[str, Case]] = {
         (Op.WRITE,),
         Kind.TRANSACTIONAL_ID,
     ),
+    "GROUP_HEARTBEAT": Case(
+        lambda *_: GroupHeartbeatRequest(group=GID, member_id=b"m" * 16, topics=[]),
+        (Op.READ,),
+        Kind.GROUP,
+    ),
+    "COMMIT_OFFSETS": Case(lambda *_: CommitOffsetsRequest(group=GID), (Op.READ,), Kind.GROUP),
+    "FETCH_OFFSETS": Case(lambda *_: FetchOffsetsRequest(group=GID), (Op.DESCRIBE,), Kind.GROUP),
+    "LIST_GROUPS": Case(
+        lambda *_: ListGroupsRequest(), (Op.DESCRIBE,), Kind.GROUP, listed="groups"
+    ),
+    "DESCRIBE_GROUPS": Case(
+        lambda *_: DescribeGroupsRequest(groups=[GID]),
+        (Op.DESCRIBE,),
+        Kind.GROUP,
+        listed="groups",
+    ),
+    "ALTER_GROUP_OFFSETS": Case(
+        lambda *_: AlterGroupOffsetsRequest(group=GID), (Op.READ,), Kind.GROUP
+    ),
+    "DELETE_GROUPS": Case(lambda *_: DeleteGroupsRequest(groups=[GID]), (Op.DELETE,), Kind.GROUP),
     "LIST_TRANSACTIONS": Case(
         lambda *_: ListTransactionsRequest(),
         (Op.DESCRIBE,),
@@ -224,9 +256,8 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> RightsDriver:
     """One for all: most of these requests are refused, and each test begins without rules."""
     made = RightsDriver(tmp_path_factory.mktemp("rights"))
     make_staged(made)
-    made.run_until_idle()
-    while made.syncs:
-        made.flush()
+    made.request(CommitOffsetsRequest(group=GID), connection=ROOT)  # Has the topic made.
+    settle(made)
     return made
 
 
@@ -242,6 +273,10 @@ def node(driver: RightsDriver) -> Iterator[RightsDriver]:
         )
         settle(driver)
         assert driver.answer(opened) is not None
+    if driver.node.broker.groups.group(GID) is None:
+        entries = [CommittedOffset(topics[HIDDEN].topic_id, 0, 1)]
+        driver.request(CommitOffsetsRequest(group=GID, entries=entries), connection=ROOT)
+        settle(driver)
     driver.take_all()
     yield driver
     driver.take_all()
@@ -271,7 +306,7 @@ def ask(node: RightsDriver, case: Case, *, name: str = HIDDEN, connection: int =
 
 def codes(response: Any) -> set[int]:
     found = {response.error_code}
-    for field in ("partitions", "topics", "results"):
+    for field in ("partitions", "topics", "results", "entries", "groups"):
         found |= {one.error_code for one in getattr(response, field, ()) if has_code(one)}
     return found - {0}
 
@@ -281,7 +316,7 @@ def has_code(entry: Any) -> bool:
 
 
 def resource(case: Case) -> str:
-    return {Kind.TOPIC: HIDDEN, Kind.TRANSACTIONAL_ID: TID}.get(case.kind, "")
+    return {Kind.TOPIC: HIDDEN, Kind.TRANSACTIONAL_ID: TID, Kind.GROUP: GID}.get(case.kind, "")
 
 
 def needed(case: Case, *, allows: bool = True) -> list[RulePart]:
@@ -405,6 +440,45 @@ def test_a_producer_id_needs_a_topic_to_write_to(node: RightsDriver) -> None:
     assert node.call(request(), connection=ALICE)[0].error_code == 0
     node.give(rule(Op.WRITE, name="", prefix=True, allows=False, who="user:*"))
     assert node.call(request(), connection=ALICE)[0].error_code == NotAuthorized.code
+
+
+def test_topics_of_a_group_need_their_rights(node: RightsDriver) -> None:
+    topic_id = node.node.broker.view.image.topics[HIDDEN].topic_id
+    entry = CommittedOffset(topic_id, 0, 7)
+    absent = CommittedOffset(ABSENT_ID, 0, 7)
+
+    def done(request: m.Request) -> Any:
+        correlation = node.request(request, connection=ALICE)
+        settle(node)
+        answer = node.answer(correlation)
+        assert answer is not None
+        return answer[0]
+
+    node.give(rule(Op.READ, Kind.GROUP, "mine"))
+    for kind in (CommitOffsetsRequest, AlterGroupOffsetsRequest):
+        hidden, unknown = done(kind(group="mine", entries=[entry, absent])).entries
+        assert hidden.error_code == unknown.error_code == UnknownTopicId.code
+        assert hidden.error_message.replace(topic_id.hex(), ABSENT_ID.hex()) == (
+            unknown.error_message
+        )
+    joining = GroupHeartbeatRequest(group="mine", member_id=b"m" * 16, topics=[HIDDEN])
+    refused = done(_again(joining))
+    joining.topics = [ABSENT]
+    assert refused.error_message.replace(HIDDEN, ABSENT) == done(_again(joining)).error_message
+    assert refused.error_code == NotAuthorized.code
+    node.give(rule(Op.DESCRIBE, Kind.TOPIC, HIDDEN))
+    assert done(CommitOffsetsRequest(group="mine", entries=[entry])).entries[0].error_code == 105
+    node.give(rule(Op.READ, Kind.TOPIC, HIDDEN))
+    assert done(CommitOffsetsRequest(group="mine", entries=[entry])).entries[0].error_code == 0
+    asked = [TopicPartitions(topic_id, [0])]
+    fetch = FetchOffsetsRequest(group="mine", topics=asked)
+    assert done(_again(fetch)).offsets[0].offset == 7
+    assert len(done(DescribeGroupsRequest(groups=["mine"])).groups[0].offsets) == 1
+    node.take_all()
+    node.give(rule(Op.DESCRIBE, Kind.GROUP, "mine"))
+    assert done(_again(fetch)).offsets[0].offset == -1, "as of a topic that is not there"
+    assert done(FetchOffsetsRequest(group="mine")).offsets == []
+    assert done(DescribeGroupsRequest(groups=["mine"])).groups[0].offsets == []
 
 
 def test_a_refusal_names_the_principal_the_operation_the_resource_and_the_rule(
