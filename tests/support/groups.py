@@ -18,7 +18,7 @@ SETTLE_MS = 250
 
 
 class Played:
-    """A member: what it sends, and what it was told."""
+    """A member: what it sends, and what it has by the answers."""
 
     def __init__(self, node: GroupDriver, number: int = 1, group: str = "g", **fields: Any) -> None:
         self.node = node

@@ -72,7 +72,7 @@ PRIVATE_WORDS_MAX = {
     "wire": 4,
 }
 """How many of them a package may have in 10,000 words of docstrings and comments. Only falls."""
-PROSE_WORDS_MAX = 113_600
+PROSE_WORDS_MAX = 115_000
 """Words in the docstrings and comments of the product; grows with a new subsystem alone."""
 REASONS_MIN: dict[str, float] = {
     "batch": 3.7,

@@ -179,6 +179,7 @@ def handle_alter_group_offsets(broker: Broker, call: Call) -> Steps:
             )
             for one in entries.results(done.errors):
                 results[one.topic_id, one.partition] = one
+    assert len(results) == len(request.entries), "each partition is named once"
     ordered = [results[one.topic_id, one.partition] for one in request.entries]
     return g.AlterGroupOffsetsResponse(entries=ordered)
 
@@ -216,6 +217,7 @@ class _Entries:
             if error is not None:
                 result.error_code, result.error_message = error.code, error.message
             results.append(result)
+        assert next(left, None) is None, "each error has its entry"
         return results
 
 
@@ -273,6 +275,7 @@ def handle_fetch_offsets(broker: Broker, call: Call) -> Steps:
         if next_page:
             break
         yield None
+    assert found or not next_page, "each page goes on"
     return g.FetchOffsetsResponse(offsets=found, next_page=next_page)
 
 
@@ -304,6 +307,7 @@ def _least(
 
 def _cursor(topic_id: bytes, partition: int) -> bytes:
     # Bytes in the order of what they name. Partitions may be asked for that no topic has.
+    assert -(2**31) <= partition < 2**31
     return topic_id.ljust(16, b"\0")[:16] + (partition + 2**31).to_bytes(4, "big")
 
 
@@ -344,6 +348,7 @@ def handle_list_groups(broker: Broker, call: Call) -> Steps:
             found.append(g.GroupListing(name, kind, state, group.epoch, len(group.members)))
         yield None
     following = names[_PAGE_GROUPS] if len(names) > _PAGE_GROUPS else ""
+    assert len(found) <= _PAGE_GROUPS
     node_id = broker.config.node_id
     return g.ListGroupsResponse(node_id=node_id, groups=found, next_group=following)
 
@@ -415,6 +420,7 @@ class _Page:
 
     def takes(self, size: int) -> bool:
         """Whether an entry of this size still fits: the first one always does."""
+        assert size > 0
         is_first = not self._size
         self._size += size
         return is_first or self._size <= REPLY_PAGE_BYTES
@@ -433,6 +439,7 @@ class _Described:
     def head(self) -> g.GroupDescription:
         group = self._group
         assert group.header is not None
+        assert group.target_epoch <= group.epoch
         self._into = g.GroupDescription(
             group.name,
             type=int(group.header.group_type),
@@ -444,6 +451,8 @@ class _Described:
         return self._into
 
     def _ends_before(self, section: bytes, key: bytes) -> None:
+        assert not self._page.next, "a page ends once"
+        assert len(key) <= _KEY_BYTES
         self._page.next = self._group.name.encode() + b"\0" + section + key
 
     def members(self, after: bytes) -> Generator[Wait, object, None]:
@@ -538,4 +547,5 @@ def handle_delete_groups(broker: Broker, call: Call) -> Steps:
             yield from broker.groups.delete(call, name)
         except QuiverlogError as error:
             result.error_code, result.error_message = error.code, error.message
+    assert len(results) == len(request.groups), "answers are found by their place"
     return g.DeleteGroupsResponse(groups=results)

@@ -3,7 +3,7 @@
     question -> the machine's records, proposed in the same turn -> safe -> answer
 
 Invariant: an answer is sent when all that it rests on is safe. A heartbeat without news may be held
-back: until there is some, for as long as the request says, or until the member's next one.
+back: until there is some, for `max_wait_ms`, or until the next one of its member.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class GroupsKind:
 
 
 class _Topics:
-    """What the machines must know of topics, by the metadata of this moment."""
+    """Topics and their partitions by the metadata of this moment, for the machines."""
 
     __slots__ = ("_view",)
 
@@ -156,6 +156,7 @@ class GroupCoordinators:
         self._counts: dict[str, int] = {}
 
     def set_retention(self, retention_ms: int, _now: Now) -> None:
+        assert retention_ms >= 1
         self._retention_ms = retention_ms
 
     # --- service -------------------------------------------------------------------------------
@@ -165,14 +166,17 @@ class GroupCoordinators:
         self._changed = None  # Topics may have changed while no broker served it.
 
     def stopped(self, hosted: Hosted, error: QuiverlogError, now: Now) -> None:
+        assert not hosted.is_serving
         self._serving.pop(hosted, None)
         for key in [key for key, one in self._held.items() if one.hosted is hosted]:
             # It asks the coordinator that follows, under its epoch.
             ended = CoordinatorNotReady(f"group {key[0]!r} is not served here now: {error.message}")
             self._held.pop(key).end.set(None, ended, now)
+        assert all(one.hosted is not hosted for one in self._held.values())
 
     def find(self, group: str) -> Hosted:
         """Raises CoordinatorNotReady, NotLeader."""
+        assert group, "a name was checked"
         topic = self._view.image.topics.get(GROUPS)
         if topic is None:
             raise CoordinatorNotReady(f"there is no {GROUPS!r} yet: the first member has it made.")
@@ -184,6 +188,7 @@ class GroupCoordinators:
         hosted = self.find(group)
         machine = hosted.serve(under_lease=True)
         assert isinstance(machine, Coordinator)
+        assert self._serving.get(hosted) is machine, "what serves has begun"
         return hosted, machine
 
     def coordinated(self) -> list[Coordinator]:
@@ -255,6 +260,7 @@ class GroupCoordinators:
 
     def _tick(self, hosted: Hosted, machine: Coordinator, now: Now) -> None:
         ticked = machine.tick(self.topics, now)
+        assert ticked.records or not ticked.fences, "a fence is recorded"
         if not self._record(hosted, ticked.records, now):
             return
         for fence in ticked.fences:
@@ -293,6 +299,7 @@ class GroupCoordinators:
             self._census_us = now.mono_us + CENSUS_MS * 1000
             self._counts = dict.fromkeys(self._metrics.group_members, 0)
             self._census = self._members()
+        assert self._counts.keys() == self._metrics.group_members.keys()
         some = list(islice(self._census, _CENSUS_PER_TURN))
         for state in some:
             self._counts[state] += 1
@@ -366,6 +373,7 @@ class GroupCoordinators:
             yield self.recorded(hosted, machine, beat.group, answer.records, call.now)
             return answer
         wait_ms = min(max_wait_ms, answer.interval_ms)
+        assert wait_ms > 0
         yield self.recorded(hosted, machine, beat.group, answer.records, call.now)
         if hosted not in self._serving or key in self._held:
             return answer  # Not this coordinator any more, or a newer heartbeat came.
@@ -385,12 +393,13 @@ class GroupCoordinators:
         if held is not None and held.end is end:
             del self._held[key]
         end.set(None, None, now)
+        assert end.is_set
 
     def _woken(self, call: Call, key: _Key, before: Answer) -> Generator[Wait, object, Answer]:
         hosted, machine = self.ask(key[0])
         answer = machine.wake(*key, call.now)
         if answer is None:
-            # It was fenced, or has left by another heartbeat: its next one says so.
+            # It was fenced, or has left by another heartbeat: its next one is refused.
             return before
         yield self.recorded(hosted, machine, key[0], answer.records, call.now)
         return answer
@@ -402,6 +411,7 @@ class GroupCoordinators:
         """Return the errors when what has none is safe. Raises as `Coordinator.commit`."""
         hosted, machine = self.ask(group)
         done = machine.commit(group, member_id, epoch, entries, self.topics, call.now)
+        assert len(done.errors) == len(entries), "each entry has its answer"
         yield self.recorded(hosted, machine, group, done.records, call.now)
         return done
 
@@ -411,6 +421,7 @@ class GroupCoordinators:
         """As `commit`. `is_try`: change nothing. Raises as `Coordinator.alter`."""
         hosted, machine = self.ask(group)
         done = machine.alter(group, entries, self.topics, call.now, deletes=deletes)
+        assert len(done.errors) == len(entries), "each entry has its answer"
         records = [] if is_try else done.records
         yield self.recorded(hosted, machine, group, records, call.now)
         return done
@@ -421,6 +432,7 @@ class GroupCoordinators:
         """Raises as `Coordinator.fetch`."""
         hosted, machine = self.ask(group)
         found = machine.fetch(group, partitions, self.topics)
+        assert len(found) == len(partitions)
         yield self.recorded(hosted, machine, group, [], call.now)
         return found
 
@@ -430,6 +442,7 @@ class GroupCoordinators:
         while not is_whole:
             hosted, machine = self.ask(group)
             records = machine.delete(group)
+            assert records, "there is a group"
             # The header is the last: until then it is a group, whose rest is deleted again.
             is_whole = len(records) <= RECORDS_AT_ONCE
             yield self.recorded(hosted, machine, group, records[:RECORDS_AT_ONCE], call.now)
@@ -438,6 +451,7 @@ class GroupCoordinators:
 
 def shown_state(group: Group, member_id: bytes) -> MemberState:
     """As `Group.member_state`, which compares partitions; and a member that left for a while."""
+    assert member_id in group.members
     if group.members[member_id].is_away:
         return MemberState.LEFT
     return group.member_state(member_id)
