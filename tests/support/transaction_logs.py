@@ -1,20 +1,32 @@
-"""The log of a partition in the model of transactions, and its leaders: the present one and deposed
-ones, which go on.
+"""The log of a partition in the models of transactions and groups, and its leaders: the present one
+and deposed ones, which go on.
 
 What a majority has is in `Log`; what only a leader has, in its `tail`, of which an election keeps
-some. The machines of leaders are in `transaction_world.py`.
+some. The machines of leaders are in `transaction_world.py` and `group_world.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import random
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from .transaction_world import TransactionWorld
+__all__ = ["Entry", "Leader", "Leaders", "Log", "World"]
 
-__all__ = ["Entry", "Leader", "Leaders", "Log"]
+
+class World(Protocol):
+    """What logs need of a model's world."""
+
+    rng: random.Random
+    now: int
+    chaos: bool
+
+    def after(self, delay: int, what: Callable[..., None], *args: Any) -> None: ...
+
+    def send(self, what: Callable[..., None], *args: Any) -> None: ...
+
+    def all(self) -> Sequence[Leaders]: ...
 
 
 class Entry(NamedTuple):
@@ -42,9 +54,7 @@ class Log:
 class Leaders:
     """A partition's present leader and deposed ones, which get some of the messages."""
 
-    def __init__(
-        self, world: TransactionWorld, log: Log, make: Callable[[TransactionWorld, Log], Any]
-    ) -> None:
+    def __init__(self, world: World, log: Log, make: Callable[[Any, Log], Any]) -> None:
         self._world = world
         self._make = make
         self.log = log
@@ -64,9 +74,9 @@ class Leaders:
 
     def ask(self, question: str, *args: Any) -> None:
         """Send a message to the leader, or to a deposed one."""
-        self._world.send(self._deliver, question, args)
+        self._world.send(self.deliver, question, args)
 
-    def _deliver(self, question: str, args: tuple[Any, ...]) -> None:
+    def deliver(self, question: str, args: tuple[Any, ...]) -> None:
         who, rng = self.present, self._world.rng
         if self._world.chaos and rng.random() < 0.35:
             who = rng.choice(self.known)
@@ -74,7 +84,7 @@ class Leaders:
 
 
 class Leader:
-    def __init__(self, world: TransactionWorld, log: Log) -> None:
+    def __init__(self, world: Any, log: Log) -> None:
         self.world = world
         self.log = log
         log.epoch += 1

@@ -81,7 +81,7 @@ EMPTY_KEPT_MS: Final = 600_000
 OBSERVED_WRITTEN_MS: Final = 10_000
 OBSERVERS_PER_GROUP_MAX: Final = 16
 LEFT_REMEMBERED: Final = 1_000
-"""Members that have left: their late heartbeats do not join again."""
+"""Members that are gone, whose late heartbeats do not join again."""
 SWEEP_ROWS: Final = 1_000
 """That one call of `sweep` looks at, and the rest of a group."""
 _MEMBER_ID_BYTES: Final = 16
@@ -162,9 +162,9 @@ class Coordinator:
         self._assigning: OrderedDict[str, Assigning] = OrderedDict()
         self._left: OrderedDict[tuple[str, bytes], int] = OrderedDict()
         # Members whose row is there and of which nothing was seen.
-        self._unseen: set[tuple[str, bytes]] = set()
-        self._with_pending: set[str] = set()
-        self._woken: set[str] = set()
+        self._unseen: dict[tuple[str, bytes], None] = {}
+        self._with_pending: dict[str, None] = {}
+        self._woken: dict[str, None] = {}
         self._sweep: Iterator[str] = iter(())
 
     # --- records -------------------------------------------------------------------------------
@@ -254,10 +254,11 @@ class Coordinator:
         if record.kind is Kind.MEMBER:
             self._count_member(group, record.key, before is not None, record.value is not None)
         elif record.kind is Kind.PENDING:
-            has_some = group.offsets.is_pending
-            (self._with_pending.add if has_some else self._with_pending.discard)(name)
+            self._with_pending.pop(name, None)
+            if group.offsets.is_pending:
+                self._with_pending[name] = None
         if group.freed:
-            self._woken.add(name)
+            self._woken[name] = None
         if group.is_blank:
             del self.groups[name]
             self._assigning.pop(name, None)
@@ -267,9 +268,9 @@ class Coordinator:
         self.member_count += is_in - was_in
         if not is_in:
             group.lives.pop(member_id, None)
-            self._unseen.discard((group.name, member_id))
+            self._unseen.pop((group.name, member_id), None)
         elif member_id not in group.lives:
-            self._unseen.add((group.name, member_id))
+            self._unseen[group.name, member_id] = None
 
     # --- heartbeats ----------------------------------------------------------------------------
     def heartbeat(self, beat: Heartbeat, topics: Topics, now: Now) -> Answer:
@@ -287,14 +288,18 @@ class Coordinator:
                 self._room.check_group()
         answer = group.heartbeat(beat, topics, now)
         if member is not None and beat.epoch == LEAVES:
-            self._left[beat.group, beat.member_id] = beat.beat
-            if len(self._left) > LEFT_REMEMBERED:
-                self._left.popitem(last=False)
+            self._remember(group, beat.member_id, beat.beat)
         # A question about a group that is not there makes none: the rows will.
         self._adopt(group, answer.records)
         self._watch(group, beat.member_id)
         self._note_due(group)
         return answer
+
+    def _remember(self, group: Group, member_id: bytes, beat: int) -> None:
+        """Heartbeats of the member up to this one do not join it again."""
+        self._left[group.name, member_id] = beat
+        if len(self._left) > LEFT_REMEMBERED:
+            self._left.popitem(last=False)
 
     def wake(self, group: str, member_id: bytes, now: Now) -> Answer | None:
         """Return the answer to a heartbeat that was held back; None where the member is gone."""
@@ -409,6 +414,7 @@ class Coordinator:
             due_us, reason = _end_us(group, member_id, live)
             if due_us <= now.mono_us:
                 ended.setdefault(name, {})[member_id] = reason
+                self._remember(group, member_id, live.beat)
                 # Again where it cannot be proposed.
                 due_us = now.mono_us + _RETRY_US
             live.watched_us = due_us

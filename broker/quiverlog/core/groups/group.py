@@ -108,8 +108,9 @@ class GroupState(enum.Enum):
 class Heartbeat(NamedTuple):
     """A request. None: as before. Timeouts: -1 as before, at first the default.
 
-    `beat` grows within a member's life. `owned`: what the member has, all of it; it is reported
-    again until the heartbeat that does so is answered.
+    `beat` grows within a member's life; of answers the member takes only that to its newest. It
+    reports `owned`, all that it has, when that has changed and after each answer with an
+    assignment, again and again until such a heartbeat is answered.
     """
 
     group: str
@@ -147,17 +148,16 @@ class Answer(NamedTuple):
 class Live:
     """What this coordinator has seen of a member.
 
-    `owned`: what it has reported, None before. `epoch`: the one that it has sent last.
-    `revoking_us`: since when it has been asked to give something up. `watched_us`: when its end is
+    `owned`: what it has reported, None before. `revoking_us`: since when it has been asked to give
+    something up. `watched_us`: when its end is
     looked at next.
     """
 
-    __slots__ = ("beat", "epoch", "owned", "revoking_us", "seen_us", "watched_us")
+    __slots__ = ("beat", "owned", "revoking_us", "seen_us", "watched_us")
 
     def __init__(self, seen_us: int) -> None:
         self.seen_us = seen_us
         self.beat = -1
-        self.epoch = 0
         self.owned: frozenset[TopicPartition] | None = None
         self.revoking_us: int | None = None
         self.watched_us: int | None = None
@@ -204,7 +204,7 @@ class Group:
         self.noted_us: int | None = None
         # A partition that a member waits for; members whose partition has become free.
         self.blocked: dict[TopicPartition, bytes] = {}
-        self.freed: set[bytes] = set()
+        self.freed: dict[bytes, None] = {}
         # The newest of each observer; its row is older.
         self.reports: dict[bytes, Observed] = {}
 
@@ -259,7 +259,7 @@ class Group:
             return _put(self.targets, member_id, value)
         before = self.target_epoch
         self.target_epoch = 0 if value is None else value.epoch
-        self.freed.update(self.members)
+        self.freed.update(dict.fromkeys(self.members))
         return Target(before) if before else None
 
     def _put_current(self, member_id: bytes, value: Current | None) -> Current | None:
@@ -272,7 +272,7 @@ class Group:
                     del self.holders[one]
                     waiting = self.blocked.pop(one, None)
                     if waiting is not None:
-                        self.freed.add(waiting)
+                        self.freed[waiting] = None
         if standing is not None:
             for one in (*standing.assigned, *standing.revoking):
                 self.holders[one] = member_id
@@ -383,7 +383,7 @@ class Group:
         self._check_assignor(beat)
         live = self._seen(beat.member_id, now)
         if beat.beat == self._newest_beat(beat.member_id, member):
-            return self._answer([], beat.member_id, self._standing(beat.member_id))
+            return self._answer([], beat.member_id, self._standing(beat.member_id), live)
         if member.is_away:
             raise FencedMemberEpoch(f"{member.instance_id!r} has left for a while: join with 0.")
         return self._go_on(beat, member, live, topics, now)
@@ -396,49 +396,51 @@ class Group:
         # A member that is in may ask for all that it has; nothing is taken from it.
         asks_again = beat.epoch == JOINS and standing.epoch != JOINS
         if not asks_again:
-            check_epoch(standing, beat.epoch, owned)
-            live.epoch = beat.epoch
+            asks_again = check_epoch(standing, beat.epoch, owned)
         live.beat = beat.beat
         records = self._subscribed(beat, member, topics, now)
         if asks_again:
-            live.owned, live.epoch = None, standing.previous_epoch
-            return self._answer(records, member_id, standing)
+            live.owned = None
+            if standing.revoking and owned is not None and owned.isdisjoint(standing.revoking):
+                standing = standing._replace(revoking={}, beat=beat.beat)
+                live.revoking_us = None
+                records.append(self._current(member_id, standing))
+            return self._answer(records, member_id, standing, live)
         note = ""
         if owned is not None:
             strange = [one for one in owned if not standing.has(one)]
             note = f"{len(strange)} partitions that it was not given" if strange else ""
             live.owned = owned.difference(strange)
-        # Only a report of its own: "as before" may be from before it was given them.
-        has_revoked = owned is not None and not any(one in owned for one in standing.revoking)
-        after = self._advance(member_id, standing, live, now, has_revoked=has_revoked)
+        after = self._advance(member_id, standing, live, now, owned)
         if after is not standing:
             records.append(self._current(member_id, after))
-        return self._answer(records, member_id, after, received_epoch=beat.epoch, note=note)
+        is_news = after.epoch != beat.epoch
+        return self._answer(records, member_id, after, live, is_news=is_news, note=note)
 
     def wake(self, member_id: bytes, now: Now) -> Answer | None:
         """Answer the heartbeat that was held back; None where the member is gone."""
         standing, live = self.standings.get(member_id), self.lives.get(member_id)
         if standing is None or live is None:
             return None
-        after = self._advance(member_id, standing, live, now, has_revoked=False)
+        after = self._advance(member_id, standing, live, now, None)
         records = [] if after is standing else [self._current(member_id, after)]
-        return self._answer(records, member_id, after, received_epoch=live.epoch)
+        is_news = after.epoch != standing.epoch
+        return self._answer(records, member_id, after, live, is_news=is_news)
 
     def _advance(
-        self, member_id: bytes, standing: Standing, live: Live, now: Now, *, has_revoked: bool
+        self,
+        member_id: bytes,
+        standing: Standing,
+        live: Live,
+        now: Now,
+        owned: frozenset[TopicPartition] | None,
     ) -> Standing:
         target = self.target_of(member_id)
         if target is None:
             return standing
+        beat = max(live.beat, standing.beat)
         after = advance(
-            member_id,
-            standing,
-            target,
-            self.target_epoch,
-            self.holders,
-            received_epoch=live.epoch,
-            beat=max(live.beat, standing.beat),
-            has_revoked=has_revoked,
+            member_id, standing, target, self.target_epoch, self.holders, beat=beat, owned=owned
         )
         result = standing if after is None else after
         if not result.revoking:
@@ -455,18 +457,25 @@ class Group:
         records: list[Record],
         member_id: bytes,
         standing: Standing,
+        live: Live,
         *,
-        received_epoch: int | None = None,
+        is_news: bool = True,
         note: str = "",
     ) -> Answer:
-        live = self.lives[member_id]
-        is_known = live.owned is not None and live.owned == standing.assigned.keys()
-        is_news = not is_known or received_epoch != standing.epoch
+        is_known = not standing.revoking and live.owned == standing.assigned.keys()
+        if not is_known and standing.assigned and standing.beat < live.beat:
+            # After a failover, too, a repetition of this heartbeat is known to be from before.
+            standing = standing._replace(beat=live.beat)
+            records.append(self._current(member_id, standing))
         assignment = None if is_known else packed_shares(standing.assigned)
         return Answer(
-            records, standing.epoch, assignment, self.interval_ms(member_id, standing),
-            may_wait=not is_news, note=note,
-        )  # fmt: skip
+            records,
+            standing.epoch,
+            assignment,
+            self.interval_ms(member_id, standing),
+            may_wait=is_known and not is_news,
+            note=note,
+        )
 
     def interval_ms(self, member_id: bytes, standing: Standing) -> int:
         """Return how long a member may wait before its next heartbeat."""

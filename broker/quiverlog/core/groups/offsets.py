@@ -78,7 +78,7 @@ class Fetched(NamedTuple):
 
 
 class Unsettled(NamedTuple):
-    """A transaction that pends for so long that its coordinator is to be asked (RESOLVE_STAGED)."""
+    """A transaction whose coordinator is to be asked (RESOLVE_STAGED)."""
 
     group: str
     transactional_id: str
@@ -190,7 +190,7 @@ class Offsets:
         if partitions is None:
             partitions = {**self.committed, **dict.fromkeys(self._pending_of)}
             partitions = [one for one in partitions if topics.partitions(one[0])]
-        # Those of a deleted topic go in a sweep; until then nobody gets them.
+        # Those of a deleted topic go in a sweep; until then they are not returned.
         return [
             Fetched(
                 one,
@@ -293,8 +293,8 @@ class Offsets:
         return [*records, self._pending_row(tid, settled)]
 
     def unsettled(self, now: Now) -> Iterator[Unsettled]:
-        """Yield what pends for so long that it must be asked about. Looks at each."""
-        for tid in set(self._pending_of.values()):
+        """Yield what has pended for RESOLVE_AFTER_MS. Looks at each."""
+        for tid in dict.fromkeys(self._pending_of.values()):
             since_us = self._since_us.setdefault(tid, now.mono_us)
             if now.mono_us - since_us >= RESOLVE_AFTER_MS * 1000:
                 yield Unsettled(self._group, tid, self.pending[tid])

@@ -51,7 +51,7 @@ class MemberState(enum.Enum):
 
 class Standing(NamedTuple):
     """`previous_epoch`: the one that the member sends while it has not read the newest answer.
-    `beat`: the heartbeat whose answer brought this."""
+    `beat`: the newest heartbeat whose answer has offered partitions."""
 
     epoch: int
     previous_epoch: int
@@ -63,13 +63,13 @@ class Standing(NamedTuple):
         return partition in self.assigned or partition in self.revoking
 
 
-def check_epoch(standing: Standing, epoch: int, owned: Collection[TopicPartition] | None) -> None:
-    """Raises FencedMemberEpoch, unless it is the member's epoch, or a repetition with the one
-    before: its answer was lost."""
+def check_epoch(standing: Standing, epoch: int, owned: Collection[TopicPartition] | None) -> bool:
+    """Return whether it is a repetition: the member has the epoch before, the newest answer was
+    lost. Raises FencedMemberEpoch."""
     if epoch == standing.epoch:
-        return
+        return False
     if epoch == standing.previous_epoch and all(map(standing.has, owned or ())):
-        return
+        return True
     raise FencedMemberEpoch(
         f"member epoch {epoch} is not the current one, {standing.epoch}, and no repetition of"
         f" {standing.previous_epoch}."
@@ -83,36 +83,39 @@ def advance(
     target_epoch: int,
     holders: Mapping[TopicPartition, bytes],
     *,
-    received_epoch: int,
     beat: int,
-    has_revoked: bool,
+    owned: Collection[TopicPartition] | None,
 ) -> Standing | None:
     """Return what the member has after its heartbeat, None where that changes nothing.
 
     Args:
-        holders: who has a partition, assigned or being revoked, of all members.
-        received_epoch: the one that the member is known to have.
-        has_revoked: it has reported that it has nothing of `standing.revoking`.
+        holders: the member that has each partition, assigned or being revoked.
+        owned: what it has, where it has just reported that. No answer to this heartbeat, or to a
+            later one, has offered it more: what is not in it is given up.
     """
     assigned, revoking = standing.assigned, standing.revoking
-    if revoking and not has_revoked:
+    if revoking and (owned is None or any(one in owned for one in revoking)):
         return None
     leaving = {one: epoch for one, epoch in assigned.items() if one not in target}
     if leaving:
         kept = {one: epoch for one, epoch in assigned.items() if one not in leaving}
-        return standing._replace(beat=beat, assigned=kept, revoking=leaving)
+        assigned = kept
+        leaving = {one: epoch for one, epoch in leaving.items() if owned is None or one in owned}
+    if leaving:
+        return standing._replace(beat=beat, assigned=assigned, revoking=leaving)
     given = {
         one: target_epoch
         for one in target
         # What it has just given up may come back to it.
         if one not in assigned and holders.get(one, member_id) == member_id
     }
-    if target_epoch == standing.epoch and not given and not revoking:
+    after = {**assigned, **given}
+    if target_epoch == standing.epoch and not revoking and after == standing.assigned:
         return None
-    # Where answers were lost the member still has an epoch before that of `standing`.
+    # The member has this epoch: a repetition does not come here.
     is_raised = target_epoch != standing.epoch
-    previous = received_epoch if is_raised else standing.previous_epoch
-    return Standing(target_epoch, previous, beat, {**assigned, **given}, {})
+    previous = standing.epoch if is_raised else standing.previous_epoch
+    return Standing(target_epoch, previous, beat, after, {})
 
 
 def state_of(

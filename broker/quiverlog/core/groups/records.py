@@ -123,7 +123,8 @@ class Target(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
 
 
 class Current(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
-    """`beat`: the heartbeat whose answer brings it: older ones know nothing of it."""
+    """`beat`: the newest heartbeat whose answer has offered partitions: what an older one, or this
+    one again, reports is from before that."""
 
     epoch: int
     previous_epoch: int
@@ -133,7 +134,7 @@ class Current(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
 
 
 class Offset(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
-    """`leader_epoch`: of the row before `offset`, -1 where the consumer does not know it."""
+    """`leader_epoch`: of the row before `offset`, -1 where the consumer has none."""
 
     offset: int
     leader_epoch: int

@@ -1,4 +1,4 @@
-"""What a group's coordinator must know of the topics; its shell brings it."""
+"""What the coordinator of groups reads of topics; its shell brings it."""
 
 from __future__ import annotations
 
