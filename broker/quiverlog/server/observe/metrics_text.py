@@ -94,6 +94,7 @@ class MetricsExporter:
         yield from self._quotas()
         yield from self._cluster()
         yield from self._transactions()
+        yield from self._groups()
 
     def _requests(self) -> Iterator[Metric]:
         seen = [(api.name.lower(), self._metrics.requests[api]) for api in Api]
@@ -362,6 +363,23 @@ class MetricsExporter:
         if rest := topics[self.topics_max :]:
             waiting.add_metric([OTHER_TOPICS], sum(count for _, count in rest))
         yield waiting
+
+    def _groups(self) -> Iterator[Metric]:
+        node = self._metrics.node
+        members = GaugeMetricFamily(
+            "quiverlog_group_members", "Members of groups, by state.", labels=["state"]
+        )
+        for state, count in node.group_members.items():
+            members.add_metric([state], count)
+        yield members
+        for name, text, label, counts in (
+            ("offset_commits", "Committed offsets, by result.", "result", node.offset_commits),
+            ("group_fenced", "Fenced members, by reason.", "reason", node.groups_fenced),
+        ):
+            family = CounterMetricFamily(f"quiverlog_{name}", text, labels=[label])
+            for value, count in counts.items():
+                family.add_metric([value], count)
+            yield family
 
 
 _NODE_GAUGES: Final = frozenset(

@@ -255,3 +255,18 @@ def test_transactions() -> None:
     assert found["quiverlog_publish_waiting_rows{topic=_other}"] == 9
     waiting.clear()
     assert not [name for name in samples(exporter) if name.startswith("quiverlog_publish_waiting")]
+
+
+def test_groups() -> None:
+    metrics = ServerMetrics()
+    metrics.node.group_members["stable"] = 3
+    metrics.node.group_rebalances = 2
+    metrics.node.groups_fenced["silent"] += 1
+    metrics.node.offset_commits["committed"] += 10
+    found = samples(MetricsExporter(metrics, list, topics_max=1))
+    assert found["quiverlog_group_members{state=stable}"] == 3
+    assert found["quiverlog_group_members{state=joining}"] == 0
+    assert found["quiverlog_group_rebalances_total"] == 2
+    assert found["quiverlog_group_fenced_total{reason=silent}"] == 1
+    assert found["quiverlog_offset_commits_total{result=committed}"] == 10
+    assert found["quiverlog_offset_commits_total{result=refused}"] == 0
