@@ -26,6 +26,7 @@ _COMMANDS = {
     "config": "quiverlog.cli.cluster.config:config",
     "acl": "quiverlog.cli.cluster.acl:acl",
     "transaction": "quiverlog.cli.cluster.transaction:transaction",
+    "group": "quiverlog.cli.cluster.group:group",
     "produce": "quiverlog.cli.rows.produce:produce",
     "consume": "quiverlog.cli.rows.consume:consume",
     "sql": "quiverlog.cli.rows.sql:sql",

@@ -22,6 +22,14 @@ from .admin import quotas as quota_questions
 from .admin import rules as rule_questions
 from .admin import topics as topic_questions
 from .admin import users as user_questions
+from .admin.groups import (
+    GroupDetail,
+    GroupList,
+    alter_group_offsets,
+    delete_group,
+    describe_group,
+    list_groups,
+)
 from .admin.producers import ProducerDescription, describe_producer
 from .admin.replica_sizes import ReplicaSizes, replica_sizes
 from .base.arguments import (
@@ -348,6 +356,58 @@ class BlockingMethods:
             UnknownTransactionalId: it was never opened, or is forgotten.
         """
         self.run(forget_transaction(self.cluster, transactional_id))
+
+    @checked()
+    def list_groups(
+        self, states: Sequence[str] | None = None, types: Sequence[str] | None = None
+    ) -> GroupList:
+        """Return the groups of the cluster.
+
+        Args:
+            states: only those in "empty", "assigning", "reconciling" or "stable".
+            types: only "consumer", "observer" (Spark queries) or "simple" (offsets alone).
+        """
+        return self.run(list_groups(self.cluster, states, types))
+
+    @checked()
+    def describe_group(self, group: str) -> GroupDetail:
+        """Return a group's members, and how far it has read each partition and lags behind.
+
+        Raises:
+            InvalidGroup: there is no such group.
+        """
+        return self.run(describe_group(self.cluster, group))
+
+    @checked(offsets=mapping(place, optional(INT64)))
+    def alter_group_offsets(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int | None],
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        """Set the committed offsets of partitions that no member reads, or delete them.
+
+        Args:
+            offsets: partition -> offset of the first row to read; None: deleted.
+            validate_only: check everything, change nothing.
+
+        Raises:
+            GroupNotEmpty: a member reads one of the partitions; nothing is changed.
+            InvalidGroup: a Spark query, which reads from its checkpoint.
+        """
+        operation = alter_group_offsets(self.cluster, group, offsets, validate_only=validate_only)
+        self.run(operation)
+
+    @checked()
+    def delete_group(self, group: str) -> None:
+        """Delete a group without members, with its offsets.
+
+        Raises:
+            GroupNotEmpty: it has members.
+            InvalidGroup: there is no such group, or it is a Spark query.
+        """
+        self.run(delete_group(self.cluster, group))
 
     @checked()
     def alter_configs(self, changes: Mapping[str, str | None], *, broker: int | None = None) -> int:

@@ -408,7 +408,8 @@ def _check_page_of_transactions(request: Any, response: Any, _: int) -> None:
 
 
 def _check_group_heartbeat(request: Any, response: Any, _: int) -> None:
-    if request.member_epoch >= 0 and not response.error_code and response.member_epoch < 1:
+    # One that has just joined has nothing yet, under epoch 0.
+    if response.member_epoch < min(request.member_epoch, 0):
         raise InvalidResponse(
             f"GROUP_HEARTBEAT was answered with the epoch {response.member_epoch}."
         )

@@ -25,14 +25,14 @@ def ask_each_broker(
     request: m.Request,
     brokers: Collection[int] | None = None,
     *,
-    by: Literal["name", "id"] = "name",
+    by: Literal["name", "id", "group"] = "name",
 ) -> Operation[tuple[dict[int, list[Any]], list[int]]]:
     """Return the pages of each broker's answer by node id, and the brokers that did not answer.
 
     Args:
         brokers: node ids; None means all that are alive.
-        by: what a page begins with: the request has the field `first_name` or `first_id`, its
-            answer `next_name` or `next_id`.
+        by: what a page begins with: with "id" the request has the field `first_id`, its answer
+            `next_id`; others likewise.
 
     Raises:
         QuiverlogError: no broker answered; the last one's error.
