@@ -96,7 +96,7 @@ def test_members_are_shown(broker: ScriptedBroker, client: Client, capsys: Any) 
     joins = GroupHeartbeatRequest(group="live", member_id=b"m" * 16, topics=["t"], rack="r")
     client.alter_group_offsets("live", {TopicPartition("t", 0): 1})
     leader = client.list_groups().groups[0].coordinator
-    assert not client.raw_call(joins, node_id=leader).error_code  # type: ignore[attr-defined]
+    assert not client.raw_call(joins, node_id=leader).response.error_code
     code, out, _ = command(broker, capsys, "describe", "live", "--members")
     assert code == 0
     assert (b"m" * 16).hex() in out.split("members\n")[1]
@@ -106,7 +106,7 @@ def test_members_are_shown(broker: ScriptedBroker, client: Client, capsys: Any) 
     assert code == 1
     assert "1 members" in err
     joins.member_epoch, joins.topics = -1, None
-    assert not client.raw_call(joins, node_id=leader).error_code  # type: ignore[attr-defined]
+    assert not client.raw_call(joins, node_id=leader).response.error_code
 
 
 @pytest.mark.parametrize(
