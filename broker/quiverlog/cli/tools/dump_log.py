@@ -36,7 +36,7 @@ from quiverlog.storage.segment.segment_files import (
     index_path,
     peek_base_offset,
 )
-from quiverlog.types import STAGED_TOPIC, TRANSACTIONS_TOPIC, Compression
+from quiverlog.types import GROUPS_TOPIC, STAGED_TOPIC, TRANSACTIONS_TOPIC, Compression
 
 __all__ = ["DumpedBatch", "dump_log", "walk"]
 
@@ -135,8 +135,8 @@ def _codec(flags: int) -> str:
 def dump_log(files: tuple[Path, ...], problems: bool, output_format: str) -> int:
     """Show the batches of segment files (data/<topic>-<partition>/<offset>.log).
 
-    Of the cluster's own topics, `__transactions` and `__staged`, also their rows. Reads, never
-    writes. Exit code 4 if bytes are damaged or the end is torn; a running broker's
+    Of the cluster's own topics, `__transactions`, `__staged` and `__groups`, also their rows.
+    Reads, never writes. Exit code 4 if bytes are damaged or the end is torn; a running broker's
     newest file may look torn for a moment.
     """
     dumps = [_dump(path) for path in files]
@@ -176,7 +176,7 @@ def _dump(path: Path) -> _Dump:
                         dump.problems.append(found)
                     else:
                         dump.batches.append(found)
-                        if topic in (TRANSACTIONS_TOPIC, STAGED_TOPIC) and found.crc_ok:
+                        if topic in _READABLE and found.crc_ok:
                             _add_rows(dump, topic, view, found)
             finally:
                 view.release()
@@ -190,7 +190,7 @@ def _add_rows(dump: _Dump, topic: str, view: memoryview, found: DumpedBatch) -> 
     header = batch_at(view, found.position, found.base_offset)
     assert header is not None, "its checksum was right"
     schema = INTERNAL_TOPICS[topic].schema
-    readable = _decision if topic == TRANSACTIONS_TOPIC else _staged_row
+    readable = _READABLE[topic]
     rows = dump.records[found.position] = []
     try:
         # A copy: the mapping is closed while Arrow may still hold its buffers.
@@ -241,6 +241,33 @@ def _staged_row(row: dict[str, Any]) -> dict[str, object]:
         "durability": found.durability,
         "targets": targets,
     }
+
+
+def _group_row(row: dict[str, Any]) -> dict[str, object]:
+    from quiverlog.core.groups.records import Kind, decode_row, partition_of
+
+    record = decode_row(row["kind"], row["group"], row["key"], row["value"])
+    key: dict[str, object] = {"key": record.key.hex()} if record.key else {}
+    if record.kind is Kind.OFFSET:
+        topic_id, partition = partition_of(record.key)
+        key = {"topic_id": topic_id.hex(), "partition": partition}
+    elif record.kind is Kind.PENDING:
+        key = {"transactional_id": record.key.decode()}
+    values = {"deleted": True} if record.value is None else _plain(record.value)
+    if "offset" in values:  # The row's own is shown beside it.
+        values["committed_offset"] = values.pop("offset")
+    kind = record.kind.name.lower()
+    state = {"is_state": True} if record.is_state else {}
+    if record.kind in (Kind.SNAPSHOT_BEGIN, Kind.SNAPSHOT_END):
+        return {"kind": kind}
+    return {"kind": kind, **state, "group": record.group, **key, **values}
+
+
+_READABLE: Final = {
+    TRANSACTIONS_TOPIC: _decision,
+    STAGED_TOPIC: _staged_row,
+    GROUPS_TOPIC: _group_row,
+}
 
 
 def _plain(value: Any) -> Any:

@@ -17,7 +17,13 @@ from quiverlog.batch.codec import encode_batch
 from quiverlog.batch.header import BatchHeader, stamp, stamp_times
 from quiverlog.cli import main
 from quiverlog.cli.tools.dump_log import DumpedBatch, walk
-from quiverlog.core.controller.internal_topics import INTERNAL_TOPICS, STAGED, TRANSACTIONS
+from quiverlog.core.controller.internal_topics import (
+    GROUPS,
+    INTERNAL_TOPICS,
+    STAGED,
+    TRANSACTIONS,
+)
+from quiverlog.core.groups import records as groups
 from quiverlog.core.transactions.records import (
     Committed,
     Forgotten,
@@ -189,6 +195,39 @@ def test_decisions_are_readable(tmp_path: Path, capsys):
     assert main(["dump-log", str(path)]) == 0
     out = capsys.readouterr().out
     assert "1  Committed  transactional_id=app epoch=3 sequence=7 digest=0102" in out
+
+
+def test_rows_of_groups_are_readable(tmp_path: Path, capsys):
+    topic_id = b"t" * 16
+    share = groups.Share(topic_id, (1, 2))
+    header = groups.GroupRow(groups.GroupType.SIMPLE, 4, "")
+    offset = groups.Offset(9, 2, "me", 5)
+    pending = groups.Pending(1, 2, b"\1", 3)
+    rows = [
+        groups.Record(groups.Kind.GROUP, "g", b"", header),
+        groups.Record(groups.Kind.TARGET, "g", b"m" * 16, groups.Target(4, (share,))),
+        groups.Record(groups.Kind.OFFSET, "g", groups.key_of((topic_id, 7)), offset, is_state=True),
+        groups.Record(groups.Kind.OFFSET, "g", groups.key_of((topic_id, 8))),
+        groups.Record(groups.Kind.PENDING, "g", b"tid", pending),
+        groups.Record(groups.Kind.SNAPSHOT_END, ""),
+    ]
+    encoded = [groups.encode_row(one) for one in rows]
+    path, content = internal_file(tmp_path, GROUPS, *encoded)
+    code, result = dump(capsys, path, content)
+    assert (code, result["problems"]) == (0, [])
+    found = [record for batch in result["batches"] for record in batch["records"]]
+    assert (found[0]["kind"], found[0]["group"], found[0]["group_type"]) == ("group", "g", 3)
+    assert found[1]["key"] == (b"m" * 16).hex()
+    assert found[1]["shares"] == [{"topic_id": topic_id.hex(), "partitions": [1, 2]}]
+    assert (found[2]["offset"], found[2]["partition"], found[2]["committed_offset"]) == (2, 7, 9)
+    assert found[2]["metadata"] == "me"
+    assert found[2]["is_state"]
+    assert found[3] == {
+        "offset": 3, "kind": "offset", "group": "g", "topic_id": topic_id.hex(), "partition": 8,
+        "deleted": True,
+    }  # fmt: skip
+    assert found[4]["transactional_id"] == "tid"
+    assert found[5] == {"offset": 5, "kind": "snapshot_end"}
 
 
 def test_staged_rows_are_readable(tmp_path: Path, capsys):
