@@ -78,7 +78,7 @@ TRANSACTIONS: Final[dict[str, str]] = {
     "TransactionDescription.staged": "by partition of `__staged`",
     "TransactionDescription.waits": "the longest first, at most 256",
     "TransactionListing.state": "0 open, 1 deciding, 2 publishing, 3 closed",
-    "UnservedPartition.name": "`__transactions` or `__staged`",
+    "UnservedPartition.name": "`__transactions`, `__staged` or `__groups`",
     "attempt": "16 random bytes that name one try to write the rows",
     "digest": "of what was decided; empty: nothing is",
     "epoch": "counts the holders of the transactional id",

@@ -21,13 +21,14 @@ import pytest
 import quiverlog
 from quiverlog.errors import FeatureNotFinalised, QuiverlogError
 from quiverlog.limits import FEATURE_LEVEL_MAX
+from quiverlog.types import TopicPartition
 from tests.support.broker import BrokerFailed, BrokerProcess
 from tests.support.cluster_load import ClusterLoad
 from tests.support.until import until
 
 pytestmark = pytest.mark.process
 
-OLD_COMMIT = "76c2fff7fc6e28d51469d1fd48a522d7d86595cb"
+OLD_COMMIT = "45ed3e913264e7e02d811e692d7923371b046c3b"
 """A change that adds a feature level puts the commit before it here."""
 ROOT = Path(__file__).resolve().parents[2]
 BROKERS = (1, 2, 3)
@@ -160,11 +161,12 @@ class Transactional:
         assert json.loads(found) == [[*range(2 * TRANSACTIONS)]] * 2
 
 
-def make_user(bootstrap: str) -> None:
+def make_group(bootstrap: str) -> None:
     """What the new level brings."""
     with quiverlog.connect(bootstrap) as client:
-        client.create_user("upgraded", "secret")
-        assert [one.name for one in client.list_users()] == ["upgraded"]
+        client.alter_group_offsets("upgraded", {TopicPartition("u", 1): 0})
+        assert [one.group for one in client.list_groups().groups] == ["upgraded"]
+        assert [one.committed for one in client.describe_group("upgraded").partitions] == [0]
 
 
 def test_a_live_cluster_of_an_earlier_commit_is_upgraded(old_code: Path) -> None:
@@ -178,13 +180,13 @@ def test_a_live_cluster_of_an_earlier_commit_is_upgraded(old_code: Path) -> None
                 until(lambda: load.rows > written and load.rows_read > read, "rows go on")  # noqa: B023
             cluster.wait_for_restart(BROKERS[0])
             with pytest.raises(FeatureNotFinalised):
-                make_user(cluster.bootstrap)
+                make_group(cluster.bootstrap)
             with quiverlog.connect(cluster.bootstrap) as client:
                 level = client.describe_features().level_max
                 assert level == FEATURE_LEVEL_MAX
                 assert client.finalize_features(level).level == level
             written, read = load.rows, load.rows_read
-            make_user(cluster.bootstrap)
+            make_group(cluster.bootstrap)
             transactional.run()
             until(lambda: load.rows > written and load.rows_read > read, "rows go on")
         assert load.done().wrong() == []
