@@ -12,9 +12,9 @@ from quiverlog.errors import InvalidOption
 
 from . import pool
 from ._compat import DataSourceReader
-from .losses import Losses
 from .options import Use, parse_read_options
 from .planning.bounds import ending, starting
+from .planning.losses import Losses
 from .planning.ranges import Range, split_ranges
 from .reader import LogSplit, SplitReader
 from .refusals import in_one_frame

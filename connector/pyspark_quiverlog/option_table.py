@@ -21,6 +21,7 @@ from .option_types import (
     parse_bytes,
     parse_duration,
     parse_ending_offsets,
+    parse_group,
     parse_names,
     parse_pattern,
     parse_secret,
@@ -291,6 +292,18 @@ _SETTINGS: Final = (
         label="rows",
         where=Use.STREAM_READ,
         attribute="driver_read_rows",
+    ),
+    Setting(
+        "groupId",
+        Kind.OTHER,
+        None,
+        "The name under which `quiverlog group` shows the query and its lag. Only shown: the "
+        "checkpoint keeps the position. On PySpark 4.0 and 4.1 the default changes at a restart.",
+        read=parse_group,
+        label="name",
+        default_doc="`spark-` and the `_id` of its offsets",
+        where=Use.STREAM_READ,
+        attribute="group_id",
     ),
     Setting(
         "failOnDataLoss",
@@ -643,9 +656,9 @@ _SETTINGS: Final = (
 REFUSED: Final = {
     "kafka.bootstrap.servers": "use `bootstrap.servers`",
     "bootstrapservers": "use `bootstrap.servers`",
-    "kafka.group.id": "there are no consumer groups here: the checkpoint keeps the position",
-    "group.id": "there are no consumer groups here: the checkpoint keeps the position",
-    "groupidprefix": "there are no consumer groups here: the checkpoint keeps the position",
+    "kafka.group.id": "use `groupId`, a name for people: the checkpoint keeps the position",
+    "group.id": "use `groupId`, a name for people: the checkpoint keeps the position",
+    "groupidprefix": "use `groupId`, a name for people: the checkpoint keeps the position",
     "asyncprogresstrackingenabled": "after a failure Spark repeats a micro-batch with other rows; "
     "leave it out",
     "kafkaconsumer.polltimeoutms": "use `request.timeout`, such as 30s",

@@ -14,6 +14,7 @@ from quiverlog.limits import (
     TOPIC_NAME_CHARS_MAX,
     TRANSACTION_TIMEOUT_MS_MAX,
 )
+from quiverlog.types import GROUP_NAME
 
 EARLIEST = -2
 LATEST = -1
@@ -62,6 +63,15 @@ def parse_short_text(value: str) -> str:
     if not 1 <= len(text) <= TOPIC_NAME_CHARS_MAX:
         raise ValueError(f"a text of 1 to {TOPIC_NAME_CHARS_MAX} characters, not {len(text)}")
     return text
+
+
+def parse_group(value: str) -> str:
+    name = value.strip()
+    if not GROUP_NAME.fullmatch(name):
+        raise ValueError("a name of 1 to 255 letters, digits, dots, underscores and hyphens")
+    if name.startswith("__"):
+        raise ValueError("a name that does not begin with __")
+    return name
 
 
 def parse_names(value: str) -> tuple[str, ...]:

@@ -74,6 +74,7 @@ class ReadOptions:
     max_rows_per_task: int | None
     min_rows_per_task: int
     driver_read_rows: int
+    group_id: str | None
     fail_on_data_loss: bool
     fail_on_corrupt_data: bool
     columns: tuple[str, ...] | None

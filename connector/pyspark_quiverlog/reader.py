@@ -29,9 +29,9 @@ from quiverlog.errors import (
 
 from . import pool, worker_process
 from ._compat import InputPartition, to_arrow_schema
-from .losses import Losses
 from .option_types import Secret
 from .options import ReadOptions
+from .planning.losses import Losses
 from .planning.ranges import Range
 from .schema import Normalizer, unreadable
 

@@ -15,6 +15,7 @@ from .driver_read import DriverRead
 from .options import Use, parse_read_options
 from .planning.ranges import split_ranges
 from .planning.stream_planner import StreamPlanner
+from .progress import ProgressReporter
 from .reader import LogSplit, SplitReader
 from .refusals import in_one_frame
 from .source import check_query_schema, open_view
@@ -31,11 +32,17 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         self._splits = SplitReader(self._options, schema)
         self._planner: StreamPlanner | None = None
         self._driver_read: DriverRead | None = None
+        self._progress: ProgressReporter | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Executors only read: no connections, no threads.
         options = pool.options_for_tasks(self._options)
-        return self.__dict__ | {"_planner": None, "_driver_read": None, "_options": options}
+        return self.__dict__ | {
+            "_planner": None,
+            "_driver_read": None,
+            "_progress": None,
+            "_options": options,
+        }
 
     def _plan(self) -> StreamPlanner:
         if self._planner is None:
@@ -43,6 +50,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
             view.refresh()
             check_query_schema(view, self._splits.normalizer())
             self._planner = StreamPlanner(view)
+            self._progress = ProgressReporter(self._options)
             if DriverRead.is_wanted(self._options):
                 self._driver_read = DriverRead(self._options, self._splits.read)
         return self._planner
@@ -67,6 +75,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         all_available = limit_class("ReadAllAvailable")
         unlimited = all_available is not None and isinstance(limit, all_available)
         end = self._plan().latest_offset(start, unlimited=unlimited)
+        if self._progress is not None:
+            self._progress.moved(start)
         if self._driver_read is not None and start is not None and end != start:
             self._driver_read.begin((start, end), self._tasks(start, end))
         return end
@@ -98,7 +108,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         return [LogSplit(task, token) for task in tasks]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: the checkpoint holds the position."""
+        """Keep nothing: the checkpoint holds the position. PySpark 4.0 and 4.1 bring no start."""
+        if self._progress is not None and limit_class("ReadAllAvailable") is None:
+            self._progress.moved(end)
 
     def stop(self) -> None:
         """Do nothing: the process ends after this."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark_quiverlog.losses import Losses
 from pyspark_quiverlog.options import Use, parse_read_options
 from pyspark_quiverlog.planning.log_view import LogView
+from pyspark_quiverlog.planning.losses import Losses
 from pyspark_quiverlog.planning.ranges import Range
 from pyspark_quiverlog.planning.stream_planner import StreamPlanner
 from quiverlog.client.base.results import (

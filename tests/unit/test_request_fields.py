@@ -37,6 +37,8 @@ from quiverlog.wire.group_messages import (
     FetchOffsetsRequest,
     GroupHeartbeatRequest,
     ListGroupsRequest,
+    ReportedPosition,
+    ReportProgressRequest,
 )
 from quiverlog.wire.peer_proof import ClusterSecrets
 from quiverlog.wire.producer_messages import DescribeProducerRequest
@@ -233,6 +235,7 @@ OF_GROUPS: Final = (
     DescribeGroupsRequest,
     AlterGroupOffsetsRequest,
     DeleteGroupsRequest,
+    ReportProgressRequest,
 )
 """Asked of a coordinator of groups, below."""
 OF_STAGING: Final = (CountStagedRequest, PublishRequest)
@@ -301,6 +304,8 @@ def test_coordinators_of_groups_read_every_field(
     node.done(DescribeGroupsRequest(groups=["g"]))
     node.done(AlterGroupOffsetsRequest(group="g", entries=[CommittedOffset(node.topic, 0, 1)]))
     node.done(DeleteGroupsRequest(groups=["g"]))
+    position = ReportedPosition(node.topic, 0, 1)
+    node.done(ReportProgressRequest(group="q", reporter=bytes(16), positions=[position]))
     assert all_fields == read
 
 

@@ -1,5 +1,5 @@
 """Consumer groups: members beat, commit and fetch offsets (28 to 30); people and programs list,
-describe, reset and delete groups (31 to 34).
+describe, reset and delete groups (31 to 34); Spark queries report where they read (35).
 
 A request is checked by its `check`: what is beyond a bound ends no connection.
 """
@@ -26,6 +26,7 @@ from quiverlog.limits import (
     GROUP_REBALANCE_TIMEOUT_MS_MIN,
     GROUP_SESSION_TIMEOUT_MS_MAX,
     GROUP_SESSION_TIMEOUT_MS_MIN,
+    GROUP_TITLE_CHARS_MAX,
     GROUP_TOPICS_MAX,
     MEMBER_ID_BYTES,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "COMMIT_OFFSETS_CONTAINERS_MAX",
     "HEARTBEAT_CONTAINERS_MAX",
     "OFFSETS_PER_REQUEST_MAX",
+    "REPORT_CONTAINERS_MAX",
     "AlterGroupOffsetsRequest",
     "AlterGroupOffsetsResponse",
     "AssignedTopic",
@@ -80,6 +82,9 @@ __all__ = [
     "ListGroupsResponse",
     "MemberState",
     "OffsetResult",
+    "ReportProgressRequest",
+    "ReportProgressResponse",
+    "ReportedPosition",
     "TopicPartitions",
     "check_group_name",
 ]
@@ -103,12 +108,14 @@ InstanceId = Annotated[str, Meta(max_length=GROUP_INSTANCE_CHARS_MAX)]
 Rack = Annotated[str, Meta(max_length=GROUP_RACK_CHARS_MAX)]
 ClientId = Annotated[str, Meta(max_length=CLIENT_ID_CHARS_MAX)]
 Assignor = Annotated[str, Meta(max_length=ASSIGNOR_CHARS_MAX)]
+Title = Annotated[str, Meta(max_length=GROUP_TITLE_CHARS_MAX)]
 OffsetMetadata = Annotated[str, Meta(max_length=GROUP_METADATA_BYTES_MAX)]
 Page = Annotated[bytes, Meta(max_length=_PAGE_BYTES_MAX)]
 # Of epochs: JSON has no larger numbers.
 UInt53 = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 
 # A message, its lists, and for each topic an entry with its list of partitions.
+REPORT_CONTAINERS_MAX: Final = 4 + 2 * GROUP_PARTITIONS_MAX
 HEARTBEAT_CONTAINERS_MAX: Final = 4 + 2 * 2 * GROUP_PARTITIONS_MAX
 COMMIT_OFFSETS_CONTAINERS_MAX: Final = 4 + 2 * GROUP_PARTITIONS_MAX
 
@@ -421,6 +428,8 @@ class GroupMember(Part, array_like=True, gc=False):
     revoking: PerOffset[TopicPartitions] = []
     target: PerOffset[TopicPartitions] = []
     silent_ms: Known = -1
+    title: Title = ""
+    rows_per_s: UInt53 = 0
 
 
 class GroupOffset(Part, array_like=True, gc=False):
@@ -500,3 +509,45 @@ class DeleteGroupsResponse(Response, array_like=True, gc=False):
 
     API: ClassVar[Api] = Api.DELETE_GROUPS
     groups: PerTopic[GroupResult] = []
+
+
+# --- REPORT_PROGRESS: a Spark query is shown beside the groups ----------------------------------
+class ReportedPosition(Part, array_like=True, gc=False):
+    topic_id: TopicId = b""
+    partition: Int32 = 0
+    next_offset: Int64 = 0
+    leader_epoch: Int32 = NO_EPOCH
+
+
+class ReportProgressRequest(Request, array_like=True, gc=False):
+    """Where a query reads. Nothing is decided by it: the checkpoint has the position."""
+
+    API: ClassVar[Api] = Api.REPORT_PROGRESS
+    group: str = ""
+    reporter: bytes = b""
+    title: str = ""
+    positions: _Many[ReportedPosition] = []
+    rows_per_s: UInt53 = 0
+
+    def check(self) -> None:
+        """Raises InvalidGroup, InvalidRequest."""
+        check_group_name(self.group)
+        if len(self.reporter) != MEMBER_ID_BYTES:
+            raise InvalidRequest(
+                f"`reporter` has {MEMBER_ID_BYTES} bytes, not {len(self.reporter)}."
+            )
+        _check_count("characters in `title`", len(self.title), GROUP_TITLE_CHARS_MAX)
+        _check_count("positions", len(self.positions), GROUP_PARTITIONS_MAX)
+        if len({(one.topic_id, one.partition) for one in self.positions}) < len(self.positions):
+            raise InvalidRequest("`positions`: a partition is named twice.")
+        for one in self.positions:
+            if one.next_offset < 0 or one.leader_epoch < NO_EPOCH or one.partition < 0:
+                raise InvalidRequest(
+                    f"`positions`: partition {one.partition} at offset {one.next_offset}, leader"
+                    f" epoch {one.leader_epoch}: the least are 0, 0 and {NO_EPOCH}."
+                )
+
+
+class ReportProgressResponse(Response, array_like=True, gc=False):
+    API: ClassVar[Api] = Api.REPORT_PROGRESS
+    controller: BrokerEndpoint | None = None

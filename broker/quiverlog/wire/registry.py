@@ -181,6 +181,12 @@ APIS: dict[int, ApiSpec] = {
             request_containers_max=g.COMMIT_OFFSETS_CONTAINERS_MAX,
         ),
         _spec(g.DeleteGroupsRequest, g.DeleteGroupsResponse, _CLIENTS),
+        _spec(
+            g.ReportProgressRequest,
+            g.ReportProgressResponse,
+            _CLIENTS,
+            request_containers_max=g.REPORT_CONTAINERS_MAX,
+        ),
         _spec(a.AuthenticateRequest, a.AuthenticateResponse, _CLIENTS),
         _spec(u.WhoAmIRequest, u.WhoAmIResponse, _CLIENTS),
         _spec(u.AlterUsersRequest, u.AlterUsersResponse, _ADMINISTRATION),

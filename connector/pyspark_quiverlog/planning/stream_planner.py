@@ -16,7 +16,6 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from pyspark_quiverlog.losses import Losses
 from pyspark_quiverlog.options import Use
 from quiverlog.client.replay.stream_offsets import (
     ID_DIGITS,
@@ -31,6 +30,7 @@ from quiverlog.types import TopicPartition
 from .admission import admit
 from .bounds import starting
 from .log_view import LogView, group_positions
+from .losses import Losses
 from .ranges import Range
 
 __all__ = ["LONG_POLL_S", "StreamPlanner"]

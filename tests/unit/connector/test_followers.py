@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from pyspark_quiverlog import pool
-from pyspark_quiverlog.losses import DataLoss
 from pyspark_quiverlog.options import Use, parse_read_options
+from pyspark_quiverlog.planning.losses import DataLoss
 from pyspark_quiverlog.planning.ranges import Range
 from pyspark_quiverlog.reader import RACK, LogSplit, SplitReader, rack
 from quiverlog.errors import InvalidOption

@@ -29,6 +29,7 @@ from quiverlog.wire.group_messages import (
     FetchOffsetsRequest,
     GroupHeartbeatRequest,
     ListGroupsRequest,
+    ReportProgressRequest,
 )
 from quiverlog.wire.peer_proof import ClusterSecrets
 from quiverlog.wire.reassignment_messages import DescribeReplicasRequest
@@ -92,11 +93,15 @@ OF_GROUPS = (
     DescribeGroupsRequest,
     AlterGroupOffsetsRequest,
     DeleteGroupsRequest,
+    ReportProgressRequest,
 )
 GROUP_POOLS: dict[str, tuple[Any, ...]] = {
     "group": ("g", "g", "h", "__x", ""),
     "groups": ("g", "none", ""),
     "member_id": (b"m" * 16, b"m" * 16, b"n" * 16, b"short", b""),
+    "next_offset": (0, 3, -1),
+    "reporter": (b"m" * 16, b"m" * 16, b"short"),
+    "title": ("", "late"),
     "member_epoch": (0, 0, 1, 1, 2, -1),
     "beat": (1, 2, 3, 4, 0),
     "topics": ("a", "b", "none", "__x"),

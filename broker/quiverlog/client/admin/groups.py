@@ -110,7 +110,7 @@ class MemberInfo:
 
     Attributes:
         member_id: hexadecimal.
-        state: "joining"; "stable"; "unrevoked": told to give up partitions; "unreleased": waits
+        state: "joining"; "stable"; "unrevoked": has to give up partitions; "unreleased": waits
             for partitions of others; "left": for a while.
         partitions: topic -> numbers, of what it may read.
         silent_s: seconds since its last heartbeat; None: unknown.
@@ -333,7 +333,7 @@ def _partition(
 def _lags(
     cluster: Cluster, offsets: Sequence[GroupOffset]
 ) -> Operation[dict[TopicPartition, _Lag]]:
-    """Return what partitions' leaders say; a partition without an answer is left out."""
+    """Return the answers of partitions' leaders; a partition without an answer is left out."""
     if not offsets:
         return {}
     places = {TopicPartition(one.name, one.partition): one.offset for one in offsets}

@@ -559,5 +559,6 @@ _CHECKS: Final[dict[m.Api, Callable[[Any, Any, int], None]]] = {
     m.Api.DESCRIBE_GROUPS: _check_describe_groups,
     m.Api.ALTER_GROUP_OFFSETS: _check_offset_results,
     m.Api.DELETE_GROUPS: _check_delete_groups,
+    m.Api.REPORT_PROGRESS: _fits_any,
 }
 assert _CHECKS.keys() == {spec.api for spec in APIS.values() if not spec.between_brokers}

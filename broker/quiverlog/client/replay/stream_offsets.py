@@ -53,7 +53,7 @@ class SourceOffset:
     `is_start`: from `initialOffset()`, not durable. `first`: the start of the very first
     micro-batch. `resume`: where the batch that ends here begins, for new partitions and those where
     rows were lost. `kept`: positions of partitions that the options do not select now. `query_id`:
-    8 hex digits, drawn for the first end and carried on by all later ones: Spark tells a source
+    8 hex digits, drawn for the first end and carried on by all later ones: a source gets
     neither the query's id nor its name. "": of an earlier release, or a start.
     """
 

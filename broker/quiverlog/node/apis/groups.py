@@ -1,4 +1,4 @@
-"""What members, people and programs ask of the coordinators of groups (28 to 34).
+"""What members, people, programs and Spark queries ask of the coordinators of groups (28 to 35).
 
 A group that the client may not describe is left out, as one that is not there. LIST and DESCRIBE
 show what a broker coordinates: of a group that another one coordinates nothing.
@@ -16,7 +16,15 @@ from quiverlog.core.controller.internal_topics import GROUPS, is_internal
 from quiverlog.core.groups.group import Group, GroupState, Heartbeat
 from quiverlog.core.groups.offsets import Fetched
 from quiverlog.core.groups.reconcile import MemberState
-from quiverlog.core.groups.records import Entry, Share, TopicPartition, key_of, partition_of
+from quiverlog.core.groups.records import (
+    Entry,
+    Observed,
+    Position,
+    Share,
+    TopicPartition,
+    key_of,
+    partition_of,
+)
 from quiverlog.errors import (
     CoordinatorNotReady,
     InvalidGroup,
@@ -43,6 +51,7 @@ __all__ = [
     "handle_fetch_offsets",
     "handle_group_heartbeat",
     "handle_list_groups",
+    "handle_report_progress",
 ]
 
 _PAGE_GROUPS: Final = 500
@@ -345,7 +354,8 @@ def handle_list_groups(broker: Broker, call: Call) -> Steps:
             continue
         kind, state = int(group.header.group_type), int(_GROUP_STATES[group.state()])
         if (states is None or state in states) and (types is None or kind in types):
-            found.append(g.GroupListing(name, kind, state, group.epoch, len(group.members)))
+            members = len({*group.members, *group.observed, *group.reports})
+            found.append(g.GroupListing(name, kind, state, group.epoch, members))
         yield None
     following = names[_PAGE_GROUPS] if len(names) > _PAGE_GROUPS else ""
     assert len(found) <= _PAGE_GROUPS
@@ -385,6 +395,11 @@ def handle_describe_groups(broker: Broker, call: Call) -> Steps:
             section, key = b"", b""
         described = _Described(broker, call, rights, group, page)
         page.groups.append(described.head())
+        if group.is_observer:
+            yield from described.observed(key)
+            if page.next:
+                break
+            continue
         if section != _OFFSETS:
             yield from described.members(key)
             key = b""
@@ -493,6 +508,50 @@ class _Described:
             -1 if live is None else max(0, now_us - live.seen_us) // 1000,
         )
 
+    def observed(self, after: bytes) -> Generator[Wait, object, None]:
+        """The queries of an observer as members, where the slowest of them reads as offsets."""
+        reports = {**self._group.observed, **self._group.reports}
+        if not after:
+            for reporter, report in sorted(reports.items()):
+                silent_ms = max(0, self._call.now.wall_us - report.now_us) // 1000
+                self._page.takes(_MEMBER_BYTES)
+                self._into.members.append(
+                    g.GroupMember(
+                        reporter,
+                        state=int(g.MemberState.STABLE),
+                        silent_ms=silent_ms,
+                        title=report.title,
+                        rows_per_s=round(report.rows_per_second),
+                    )
+                )
+        slowest: dict[TopicPartition, tuple[int, bytes, Observed, Position]] = {}
+        for reporter, report in sorted(reports.items()):
+            for one in report.positions:
+                at = one.topic_id, one.partition
+                if at not in slowest or one.next_offset < slowest[at][0]:
+                    slowest[at] = one.next_offset, reporter, report, one
+            yield None
+        seen = [one for one in slowest if _sees(self._broker, self._rights, one[0])]
+        page = yield from _least(seen, partition_of(after) if after else None)
+        last = after
+        for number, partition in enumerate(page, 1):
+            if number > _PAGE_OFFSETS or not self._page.takes(_OFFSET_BYTES):
+                self._ends_before(_OFFSETS, last)
+                return
+            offset, reporter, report, position = slowest[partition]
+            self._into.offsets.append(
+                g.GroupOffset(
+                    partition[0],
+                    self._broker.view.image.topics_by_id[partition[0]].name,
+                    partition[1],
+                    offset,
+                    position.leader_epoch,
+                    committed_us=report.now_us,
+                    member_id=reporter,
+                )
+            )
+            last = key_of(partition)
+
     def offsets(self, after: bytes) -> Generator[Wait, object, None]:
         group = self._group
         offsets = group.offsets
@@ -549,3 +608,21 @@ def handle_delete_groups(broker: Broker, call: Call) -> Steps:
             result.error_code, result.error_message = error.code, error.message
     assert len(results) == len(request.groups), "answers are found by their place"
     return g.DeleteGroupsResponse(groups=results)
+
+
+# --- REPORT_PROGRESS ----------------------------------------------------------------------------
+def handle_report_progress(broker: Broker, call: Call) -> Steps:
+    request = call.request
+    assert isinstance(request, g.ReportProgressRequest)
+    request.check()
+    rights = _check_group(broker, call, request.group)
+    yield from _made(broker, call)
+    positions = [
+        Position(one.topic_id, one.partition, one.next_offset, one.leader_epoch)
+        for one in request.positions
+        if _sees(broker, rights, one.topic_id)
+    ]
+    broker.groups.report(
+        call, request.group, request.reporter, request.title, positions, request.rows_per_s
+    )
+    return g.ReportProgressResponse()

@@ -63,6 +63,7 @@ from quiverlog.wire.group_messages import (
     FetchOffsetsRequest,
     GroupHeartbeatRequest,
     ListGroupsRequest,
+    ReportProgressRequest,
 )
 from quiverlog.wire.producer_messages import DescribeProducerRequest
 from quiverlog.wire.quorum_messages import QuorumRequest
@@ -155,6 +156,7 @@ STEPS_HANDLERS: Final[dict[type[m.Request], Callable[[Broker, Call], Steps]]] = 
     DescribeGroupsRequest: groups.handle_describe_groups,
     AlterGroupOffsetsRequest: groups.handle_alter_group_offsets,
     DeleteGroupsRequest: groups.handle_delete_groups,
+    ReportProgressRequest: groups.handle_report_progress,
     CountStagedRequest: transactions.handle_count_staged,
     PublishRequest: transactions.handle_publish,
     ResolveStagedRequest: transactions.handle_resolve_staged,

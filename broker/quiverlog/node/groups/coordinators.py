@@ -27,6 +27,7 @@ from quiverlog.core.groups.reconcile import MemberState
 from quiverlog.core.groups.records import (
     Entry,
     Kind,
+    Position,
     Record,
     TopicPartition,
     decode_row,
@@ -435,6 +436,21 @@ class GroupCoordinators:
         assert len(found) == len(partitions)
         yield self.recorded(hosted, machine, group, [], call.now)
         return found
+
+    def report(
+        self,
+        call: Call,
+        group: str,
+        reporter: bytes,
+        title: str,
+        positions: Sequence[Position],
+        rows_per_s: float,
+    ) -> None:
+        """Take where a Spark query reads; nothing waits until it is stored. Raises as
+        `Coordinator.report`."""
+        hosted, machine = self.ask(group)
+        records = machine.report(group, reporter, title, positions, rows_per_s, call.now)
+        self._record(hosted, records, call.now, at_leisure=True)
 
     def delete(self, call: Call, group: str) -> Generator[Wait, object, None]:
         """Raises as `Coordinator.delete`."""

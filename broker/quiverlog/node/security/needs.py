@@ -99,6 +99,7 @@ NEEDS: Final[dict[Api, Need]] = {
     Api.DESCRIBE_GROUPS: _group(_DESCRIBE),
     Api.ALTER_GROUP_OFFSETS: _group(Operation.READ),
     Api.DELETE_GROUPS: _group(Operation.DELETE),
+    Api.REPORT_PROGRESS: _group(Operation.READ),
     Api.WHO_AM_I: _NONE,
     # An own password, and own tokens, need nothing; what touches an administrator needs ALTER on
     # the cluster, too. `apis/users.py` has the operation of each change.

@@ -36,6 +36,8 @@ from quiverlog.wire.group_messages import (
     FetchOffsetsRequest,
     GroupHeartbeatRequest,
     ListGroupsRequest,
+    ReportedPosition,
+    ReportProgressRequest,
     TopicPartitions,
 )
 from quiverlog.wire.producer_messages import DescribeProducerRequest
@@ -224,6 +226,13 @@ CASES: Final[dict[str, Case]] = {
     ),
     "ALTER_GROUP_OFFSETS": Case(
         lambda *_: AlterGroupOffsetsRequest(group=GID), (Op.READ,), Kind.GROUP
+    ),
+    "REPORT_PROGRESS": Case(
+        lambda _, topic: ReportProgressRequest(
+            group=GID, reporter=bytes(16), positions=[ReportedPosition(topic)]
+        ),
+        (Op.READ,),
+        Kind.GROUP,
     ),
     "DELETE_GROUPS": Case(lambda *_: DeleteGroupsRequest(groups=[GID]), (Op.DELETE,), Kind.GROUP),
     "LIST_TRANSACTIONS": Case(
