@@ -51,9 +51,9 @@ logger = logging.getLogger("quiverlog")
 
 __all__ = ["LOGIN_S", "Credentials", "Login", "read_single_line", "renewed_in_s"]
 
-LOGIN_S: Final = 3.0
-"""For a login at the least: refusals come late, and one that is cut short would look as a silent
-broker."""
+LOGIN_S: Final = 5.0
+"""For a login at the least: refusals come late, by up to 4.25 s, and one that is cut short would
+look as a silent broker."""
 _RENEWED_AT: Final = 0.8
 """Of a login's life."""
 _TRIED_AGAIN_AT: Final = 0.25
