@@ -309,11 +309,21 @@ def whoami(bootstrap: str, timeout_s: float, output_format: str) -> None:
         {
             "principal": found.principal,
             "login": found.mechanism or "none",
-            "ends": "with its password" if found.expires_s is None else f"{found.expires_s:.0f} s",
+            "ends": _end(found.mechanism, found.expires_s),
             "rules": _rules(is_super=found.is_super, authorises=found.authorises),
             "listener": found.listener,
         }
     )
+
+
+def _end(mechanism: str, expires_s: float | None) -> str:
+    from quiverlog.wire.authentication_messages import CERTIFICATE
+
+    if expires_s is not None:
+        return f"{expires_s:.0f} s"
+    if not mechanism:
+        return "never"
+    return "with its certificate" if mechanism == CERTIFICATE else "with its password"
 
 
 def _rules(*, is_super: bool, authorises: bool) -> str:

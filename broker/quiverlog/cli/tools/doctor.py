@@ -417,8 +417,8 @@ def _users(client: Client, settings: Mapping[int, Settings]) -> Iterator[Finding
 
     asking = {node_id: _listeners_of_users(keys) for node_id, keys in settings.items()}
     asking = {node_id: names for node_id, names in asking.items() if names}
-    with contextlib.suppress(QuiverlogError):  # Not every caller may see users.
-        if asking and not client.list_users():
+    with contextlib.suppress(QuiverlogError):
+        if asking and _sees_users(client) and not client.list_users():
             names = ", ".join(sorted(set().union(*asking.values())))
             yield Finding(
                 "users",
@@ -441,6 +441,14 @@ def _users(client: Client, settings: Mapping[int, Settings]) -> Iterator[Finding
             "Such a user can mend users and rules only while the controller is a broker that names"
             " it: give every broker the same, and send each SIGHUP.",
         )
+
+
+def _sees_users(client: Client) -> bool:
+    """Return whether the controller, which lists users, shows this caller all of them."""
+    controller = client.describe_cluster().controller
+    principal = client.who_am_i().principal
+    found = client.check_access(principal, "describe", "cluster", broker=controller)
+    return found.is_super_user or not found.is_on
 
 
 def _listeners_of_users(keys: Settings) -> set[str]:

@@ -252,12 +252,14 @@ def read_single_line(where: str, path: str) -> str:
         with open(path, "rb") as file:
             warn_if_open(file, path)
             data = file.read(PASSWORD_FILE_BYTES_MAX + 1)
+        if len(data) > PASSWORD_FILE_BYTES_MAX:
+            raise InvalidSecurity(f"{where} has more than {PASSWORD_FILE_BYTES_MAX} bytes.")
         text = data.decode()
     except OSError as error:
         raise InvalidSecurity(f"{where} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:
         raise InvalidSecurity(f"{where} is not UTF-8.") from None
     lines = text.splitlines()
-    if len(data) > PASSWORD_FILE_BYTES_MAX or len(lines) != 1:
+    if len(lines) != 1:
         raise InvalidSecurity(f"{where} must have one line, and has {len(lines)}.")
     return lines[0]

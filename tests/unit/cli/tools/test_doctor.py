@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quiverlog.cli.tools import doctor
+from quiverlog.client.admin.rules import AccessDecision
 from quiverlog.client.admin.topics import BrokerSetting
 from quiverlog.errors import (
     AuthenticationFailed,
@@ -46,13 +47,28 @@ def keys(super_users: str = "", **given: str) -> dict[str, BrokerSetting]:
     }
 
 
-def of_users(settings: dict[int, Any], users: list[str] | QuiverlogError) -> list[doctor.Finding]:
+def of_users(
+    settings: dict[int, Any],
+    users: list[str] | QuiverlogError,
+    *,
+    is_super: bool = True,
+    is_on: bool = True,
+) -> list[doctor.Finding]:
     def list_users() -> list[str]:
         if isinstance(users, QuiverlogError):
             raise users
         return users
 
-    client: Any = SimpleNamespace(list_users=list_users)
+    def check_access(principal: str, *_: str, broker: int) -> AccessDecision:
+        assert (principal, broker) == ("user:ops", 2), "the controller lists users"
+        return AccessDecision(True, 0, is_on, is_super)
+
+    client: Any = SimpleNamespace(
+        list_users=list_users,
+        check_access=check_access,
+        describe_cluster=lambda: SimpleNamespace(controller=2),
+        who_am_i=lambda: SimpleNamespace(principal="user:ops"),
+    )
     return list(doctor._users(client, settings))
 
 
@@ -83,6 +99,9 @@ def test_logins_that_no_user_can_make_are_a_problem(
     assert not named or named in found[0].detail
     assert of_users(settings, ["alice"]) == []
     assert of_users(settings, NotAuthorized("not yours")) == []
+    # It is shown those that it may describe: none of them is not no user.
+    assert of_users(settings, [], is_super=False) == []
+    assert of_users(settings, [], is_super=False, is_on=False) == found
 
 
 @pytest.mark.parametrize(
