@@ -253,7 +253,7 @@ def read_single_line(where: str, path: str) -> str:
             warn_if_open(file, path)
             data = file.read(PASSWORD_FILE_BYTES_MAX + 1)
         if len(data) > PASSWORD_FILE_BYTES_MAX:
-            raise InvalidSecurity(f"{where} has more than {PASSWORD_FILE_BYTES_MAX} bytes.")
+            raise InvalidSecurity(f"{where} must have one line, and has {len(data)} bytes or more.")
         text = data.decode()
     except OSError as error:
         raise InvalidSecurity(f"{where} cannot be read: {error.strerror or error}.") from None

@@ -418,6 +418,7 @@ class Logins:
 
     def _answer_next(self) -> None:
         refused = heapq.heappop(self._refused)
+        assert self._waiting[refused.address] > 0, "each that waits is counted"
         waiting = self._waiting.pop(refused.address) - 1
         if waiting:
             self._waiting[refused.address] = waiting

@@ -239,11 +239,11 @@ WRONG_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "two lines": (lambda p: p.write_text("one\nsecret\n"), "has 2"),
     "empty": (lambda p: p.write_text(""), "has 0"),
     "no text": (lambda p: p.write_bytes(b"\xff\xfe"), "UTF-8"),
-    "too large": (lambda p: p.write_text("s" * (PASSWORD_FILE_BYTES_MAX + 1)), "more than"),
+    "too large": (lambda p: p.write_text("s" * (PASSWORD_FILE_BYTES_MAX + 1)), "bytes or more"),
     # The cut of what is read may fall into a letter.
     "too large, and no ASCII": (
         lambda p: p.write_text("é" * (PASSWORD_FILE_BYTES_MAX // 2 + 1)),
-        "more than",
+        "bytes or more",
     ),
 }
 
