@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # would not see what is left to the interpreter's end.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
+LONG_CASES = Path(__file__).parent / "long_cases.txt"
 LEFT_VARIABLE = "QUIVERLOG_TEST_LEFT"
 NO_TESTS_RAN = pytest.ExitCode.NO_TESTS_COLLECTED
 
@@ -100,12 +101,29 @@ def import_a_share(config: pytest.Config) -> None:
             importlib.import_module(".".join(name.parts))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests begin first: no process is to work on one when the others have ended.
+@pytest.hookimpl(tryfirst=True)  # Before `-m` and `-k` choose.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Those that take ten seconds begin first: none is to be left when other processes have ended.
 
     They also stay in the process that began with them, which has their simulated results.
     """
+    mark_long_cases(items, whole_files=not any("::" in arg for arg in config.args))
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
+def mark_long_cases(items: list[pytest.Item], *, whole_files: bool) -> None:
+    """Mark what `LONG_CASES` lists; fail for one that no longer exists in a file that is here."""
+    lines = LONG_CASES.read_text().splitlines()
+    listed = {line for line in lines if not line.startswith("#")}
+    for item in items:
+        if item.nodeid in listed:
+            item.add_marker(pytest.mark.long)
+    if whole_files:
+        files = {item.nodeid.partition("::")[0] for item in items}
+        there = {item.nodeid for item in items}
+        gone = sorted(one for one in listed - there if one.partition("::")[0] in files)
+        if gone:
+            raise pytest.UsageError(f"{LONG_CASES.name} lists tests that are not there: {gone}")
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

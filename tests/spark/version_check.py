@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 import quiverlog
+from quiverlog.local.secret_file import write_private
 from tests.spark.login_driver import copy
 from tests.support.broker import BrokerProcess
 from tests.support.secured import ROOT, ROOT_PASSWORD, secured_broker
@@ -112,7 +113,7 @@ def check(spark: Any, broker: BrokerProcess, client: Any, place: Path) -> None:
 def check_logins(spark: Any, place: Path) -> None:
     """By a file with a password, of which tasks get a token, and by a file with a token."""
     password, token, plain = (place / name for name in ("password", "token", "plain.toml"))
-    password.write_text(ROOT_PASSWORD)
+    write_private(password, ROOT_PASSWORD)
     plain.write_text("tls = false\n")
     with (
         secured_broker(place) as broker,
@@ -120,7 +121,7 @@ def check_logins(spark: Any, place: Path) -> None:
     ):
         for name in ("source", "streamed"):
             client.create_topic(name, pa.schema([("id", pa.int64())]))
-        token.write_text(client.create_token(3_600).text)
+        write_private(token, client.create_token(3_600).text)
         reached = {"bootstrap.servers": broker.bootstrap, "security.file": str(plain)}
         ways = ({"user": "root", "passwordFile": str(password)}, {"tokenFile": str(token)})
         for number, way in enumerate(ways):

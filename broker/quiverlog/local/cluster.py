@@ -23,6 +23,7 @@ from quiverlog.errors import QuiverlogError
 from quiverlog.limits import QUORUM_AUTO_VOTERS_MAX
 from quiverlog.local.broker import LocalBroker
 from quiverlog.local.failures import LocalClusterFailed
+from quiverlog.local.new_folder import new_folder
 from quiverlog.local.ports import free_port, is_free
 from quiverlog.local.process import ProcessState, wait_until
 from quiverlog.local.secret_file import credential_text, make_secret, write_private
@@ -99,18 +100,18 @@ class LocalCluster:
         if directory.exists() and any(name for name in directory.iterdir()):
             raise LocalClusterFailed(f"{directory} is not empty, and holds no cluster.")
         ports = _ports(first_port, 2 * len(racks))
-        directory.mkdir(parents=True, exist_ok=True)
-        brokers = {
-            node_id: _broker(directory, node_id, rack, ports[2 * node_id - 2 : 2 * node_id])
-            for node_id, rack in enumerate(racks, 1)
-        }
-        cluster = cls(directory, secrets.token_hex(16), dict(config or {}), brokers)
-        if tls:
-            TlsFolder.make(cluster.tls.path, cluster.cluster_id, days=_CERTIFICATE_DAYS)
-        write_private(cluster.secret_file, f"{make_secret()}\n")
-        if users:
-            cluster._make_admin()
-        cluster._save()
+        with new_folder(directory):
+            brokers = {
+                node_id: _broker(directory, node_id, rack, ports[2 * node_id - 2 : 2 * node_id])
+                for node_id, rack in enumerate(racks, 1)
+            }
+            cluster = cls(directory, secrets.token_hex(16), dict(config or {}), brokers)
+            if tls:
+                TlsFolder.make(cluster.tls.path, cluster.cluster_id, days=_CERTIFICATE_DAYS)
+            write_private(cluster.secret_file, f"{make_secret()}\n")
+            if users:
+                cluster._make_admin()
+            cluster._save()
         return cluster
 
     def _make_admin(self) -> None:

@@ -12,6 +12,7 @@ Keys of the authorities are needed only to make certificates.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -21,16 +22,18 @@ from typing import TYPE_CHECKING, Final
 
 from quiverlog.installing import install_line
 from quiverlog.local.failures import LocalClusterFailed
-from quiverlog.local.secret_file import write_private
+from quiverlog.local.new_folder import new_folder
+from quiverlog.local.secret_file import private_file, write_private
 from quiverlog.tls import BadTlsFiles, Certificate, certificates_in
 from quiverlog.wire.peer_proof import broker_uri
 
 if TYPE_CHECKING:
     from quiverlog.local.authority import Authority
 
-__all__ = ["BROKERS_CA", "CLIENTS_CA", "CLIENT_FILE", "TlsFolder", "is_host"]
+__all__ = ["BROKERS_CA", "CLIENTS_CA", "CLIENT_FILE", "FOLDER_MODE", "TlsFolder", "is_host"]
 
 BROKERS_CA, CLIENTS_CA = "brokers-ca", "clients-ca"
+FOLDER_MODE: Final = 0o700
 CLIENT_FILE: Final = "client"
 """Of the security file for clients without a certificate."""
 _CLUSTER: Final = "cluster-id"
@@ -51,16 +54,14 @@ class TlsFolder:
     def make(cls, path: Path, cluster_id: str, *, days: int) -> TlsFolder:
         """Make both authorities in an absent or empty folder."""
         authority = _authority()
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if any(path.iterdir()):
-            raise LocalClusterFailed(f"{path} is not empty: name a folder that is, or a new one.")
-        made = cls(path)
-        # Two, so that the key that makes clients cannot make brokers.
-        for name in (BROKERS_CA, CLIENTS_CA):
-            of = authority.make(_shortened(f"{name} of {cluster_id}"), days=days)
-            made._write(name, of.certificate, of.key)
-        (path / _CLUSTER).write_text(f"{cluster_id}\n")
-        made._describe(CLIENT_FILE)
+        with new_folder(path, mode=FOLDER_MODE):
+            made = cls(path)
+            # Two, so that the key that makes clients cannot make brokers.
+            for name in (BROKERS_CA, CLIENTS_CA):
+                of = authority.make(_shortened(f"{name} of {cluster_id}"), days=days)
+                made._write(name, of.certificate, of.key)
+            (path / _CLUSTER).write_text(f"{cluster_id}\n")
+            made._describe(CLIENT_FILE)
         return made
 
     @property
@@ -154,9 +155,13 @@ class TlsFolder:
             ) from error
 
     def _write(self, name: str, certificate: bytes, key: bytes) -> None:
-        # The key first: what watches both files reads them once they rest.
-        write_private(self.key(name), key, replaces=True)
-        write_private(self.certificate(name), certificate, replaces=True)
+        with private_file(self.certificate(name), replaces=True) as file:
+            # On the disk before its key is replaced: on a full one the old pair stays.
+            file.write(certificate)
+            file.flush()
+            os.fsync(file.fileno())
+            # The key first: what watches both files reads them once they rest.
+            write_private(self.key(name), key, replaces=True)
         # Nothing of a certificate is secret: every connection is shown it.
         self.certificate(name).chmod(0o644)
 

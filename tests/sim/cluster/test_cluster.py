@@ -14,6 +14,7 @@ from tests.sim.bug import Bug
 from tests.sim.bugs import hunt
 from tests.sim.mutations import NotThere
 from tests.support.once import once
+from tests.support.pages import ROOT
 
 from .client_plan import ClientPlan
 from .planted import BUGS
@@ -22,7 +23,7 @@ from .run import ClusterResult, simulate
 from .scenario import ClusterScenario
 from .tempo import SHIPPED, Tempo
 from .transaction_bugs import KILLS_OF_TRANSACTIONS
-from .user_bugs import USERS
+from .user_bugs import USER_BUGS, USERS
 
 _SEEDS = (0, 2)
 _SEED_LONG = 3
@@ -219,6 +220,11 @@ def test_every_bug_of_replication_can_be_planted() -> None:
         except NotThere as error:
             problems.append(f"{bug.name}: {error}")
     assert not problems, "\n".join(problems)
+
+
+def test_the_guide_names_each_bug_of_security() -> None:
+    page = (ROOT / "docs" / "testing.md").read_text()
+    assert [bug.name for bug in (*USER_BUGS, *RIGHTS_BUGS) if f"| {bug.name} |" not in page] == []
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import click
+
 from quiverlog.cli.console.terminal import printable, unshielded
 from quiverlog.client.base.arguments import counted
 
@@ -18,6 +20,7 @@ __all__ = [
     "human_bytes",
     "human_count",
     "join",
+    "print_change",
     "print_fields",
     "print_json",
     "print_table",
@@ -52,6 +55,14 @@ def print_json(value: object) -> None:
         text = json.dumps(json.loads(text), indent=2)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def print_change(output_format: str, fields: object, sentence: str) -> None:
+    """Confirm what a command has changed: fields for programs, a sentence for a person."""
+    if output_format == "json":
+        print_json(fields)
+        return
+    click.echo(sentence, err=True)
 
 
 def print_table(

@@ -18,7 +18,7 @@ from quiverlog.cli.console.options import (
     format_option,
     open_client,
 )
-from quiverlog.cli.console.output import human_bytes, print_json, print_table
+from quiverlog.cli.console.output import human_bytes, print_change, print_json, print_table
 from quiverlog.types import QuotaKind
 
 if TYPE_CHECKING:
@@ -123,10 +123,7 @@ def set_(
     with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
         client.set_quota(*owner, bytes_in=bytes_in, bytes_out=bytes_out, connections=connections)
         found = [one for one in client.list_quotas() if (one.kind, one.name) == owner]
-    if output_format == "json":
-        print_json([asdict(one) for one in found])
-        return
-    click.echo(f"quota of {owner} set", err=True)
+    print_change(output_format, [asdict(one) for one in found], f"quota of {owner} set")
 
 
 @quota.command("list")
@@ -172,7 +169,4 @@ def remove(
     owner = _owner(user, client_id, is_default)
     with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=timeout_s) as client:
         client.set_quota(*owner, bytes_in=0, bytes_out=0, connections=0)
-    if output_format == "json":
-        print_json({"removed": owner._asdict()})
-        return
-    click.echo(f"quota of {owner} removed", err=True)
+    print_change(output_format, {"removed": owner._asdict()}, f"quota of {owner} removed")

@@ -19,7 +19,7 @@ from quiverlog.cli.console.options import (
     format_option,
     open_client,
 )
-from quiverlog.cli.console.output import print_json, print_table
+from quiverlog.cli.console.output import print_change, print_json, print_table
 from quiverlog.limits import TOKEN_LIFETIME_MS_DEFAULT, TOKEN_LIFETIME_MS_MAX
 
 if TYPE_CHECKING:
@@ -171,7 +171,4 @@ def end(
         confirmed(f"End all tokens of {owner or 'this user'}?")
     with open_client(bootstrap, timeout_s=timeout_s) as client:
         count = client.end_tokens(None if ends_all else token_ids, owner=owner)
-    if output_format == "json":
-        print_json({"ended": count})
-        return
-    click.echo(f"{count} ended", err=True)
+    print_change(output_format, {"ended": count}, f"{count} ended")

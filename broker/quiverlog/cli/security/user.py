@@ -24,7 +24,7 @@ from quiverlog.cli.console.options import (
     format_option,
     open_client,
 )
-from quiverlog.cli.console.output import print_fields, print_json, print_table
+from quiverlog.cli.console.output import print_change, print_fields, print_json, print_table
 from quiverlog.errors import (
     ConnectionClosed,
     ConnectionFailed,
@@ -78,8 +78,12 @@ class _Password(NamedTuple):
                 print(self.text)
             raise
 
-    def shown(self) -> dict[str, str]:
-        return {"password": self.text} if self.is_made else {}
+    def print_change(self, output_format: str, fields: dict[str, object], sentence: str) -> None:
+        """As `print_change`, with a password that was made here."""
+        shown = {"password": self.text} if self.is_made else {}
+        print_change(output_format, fields | shown, sentence)
+        if self.is_made and output_format != "json":
+            print(self.text)
 
 
 def read_password(
@@ -133,12 +137,7 @@ def create(
     password = read_password(password_file, password_env, generate=generate)
     with open_client(bootstrap, timeout_s=timeout_s) as client, password.kept():
         client.create_user(name, password.text, is_admin=admin)
-    if output_format == "json":
-        print_json({"name": name, "is_admin": admin, **password.shown()})
-        return
-    click.echo(f"user {name} is made", err=True)
-    if password.is_made:
-        print(password.text)
+    password.print_change(output_format, {"name": name, "is_admin": admin}, f"user {name} is made")
 
 
 @user.command("list")
@@ -191,10 +190,7 @@ def delete(name: str, yes: bool, bootstrap: str, timeout_s: float, output_format
         confirmed(f"Delete user {name}, with its tokens?")
     with open_client(bootstrap, timeout_s=timeout_s) as client:
         client.delete_user(name)
-    if output_format == "json":
-        print_json({"name": name, "deleted": True})
-        return
-    click.echo(f"user {name} is deleted", err=True)
+    print_change(output_format, {"name": name, "deleted": True}, f"user {name} is deleted")
 
 
 @user.command()
@@ -227,21 +223,18 @@ def passwd(
             raise click.UsageError("--drop-old sets no password: give it alone.")
         with open_client(bootstrap, timeout_s=timeout_s) as client:
             client.drop_old_password(name)
-        if output_format == "json":
-            print_json({"name": name, "old_counts": False})
-            return
-        click.echo(f"user {name} has the newer password alone", err=True)
+        fields = {"name": name, "old_counts": False}
+        print_change(output_format, fields, f"user {name} has the newer password alone")
         return
     password = read_password(password_file, password_env, generate=generate)
     with open_client(bootstrap, timeout_s=timeout_s) as client, password.kept():
         client.change_password(name, password.text, keep_old=keep_old)
-    if output_format == "json":
-        print_json({"name": name, "old_counts": keep_old, **password.shown()})
-        return
     both = ", beside the one before" if keep_old else ""
-    click.echo(f"user {name} has a new password{both}", err=True)
-    if password.is_made:
-        print(password.text)
+    password.print_change(
+        output_format,
+        {"name": name, "old_counts": keep_old},
+        f"user {name} has a new password{both}",
+    )
 
 
 @user.command("admin")
@@ -260,10 +253,12 @@ def admin_(
         confirmed(f"Take the rights of an administrator from {name}?")
     with open_client(bootstrap, timeout_s=timeout_s) as client:
         client.set_admin(name, state == "on")
-    if output_format == "json":
-        print_json({"name": name, "is_admin": state == "on"})
-        return
-    click.echo(f"user {name} {'is an' if state == 'on' else 'is no'} administrator", err=True)
+    is_admin = state == "on"
+    print_change(
+        output_format,
+        {"name": name, "is_admin": is_admin},
+        f"user {name} {'is an' if is_admin else 'is no'} administrator",
+    )
 
 
 @user.command("hash")
@@ -309,11 +304,21 @@ def whoami(bootstrap: str, timeout_s: float, output_format: str) -> None:
         {
             "principal": found.principal,
             "login": found.mechanism or "none",
-            "ends": "with its password" if found.expires_s is None else f"{found.expires_s:.0f} s",
+            "ends": _end(found.mechanism, found.expires_s),
             "rules": _rules(is_super=found.is_super, authorises=found.authorises),
             "listener": found.listener,
         }
     )
+
+
+def _end(mechanism: str, expires_s: float | None) -> str:
+    from quiverlog.wire.authentication_messages import CERTIFICATE
+
+    if expires_s is not None:
+        return f"{expires_s:.0f} s"
+    if not mechanism:
+        return "never"
+    return "with its certificate" if mechanism == CERTIFICATE else "with its password"
 
 
 def _rules(*, is_super: bool, authorises: bool) -> str:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -29,7 +29,11 @@ from quiverlog.installing import install_line
 
 if TYPE_CHECKING:
     from quiverlog.cli.console.probes import Probe
+    from quiverlog.client.admin.topics import BrokerSetting
     from quiverlog.client.client import Client
+    from quiverlog.errors import QuiverlogError
+
+    Settings = Mapping[str, BrokerSetting]
 
 __all__ = ["Finding", "doctor", "java_problem"]
 
@@ -64,7 +68,7 @@ class Finding:
 def doctor(
     no_broker: bool, no_spark: bool, bootstrap: str, timeout_s: float, output_format: str
 ) -> int:
-    """Check Python, Java, PySpark, every broker's advertised address, and when certificates end.
+    """Check Python, Java, PySpark, every broker's advertised address, certificates and users.
 
     Exit code 4 if there is a problem.
     """
@@ -285,7 +289,7 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
     began_s = time.monotonic()
     try:
         seen = seen_or_failure(bootstrap, timeout_s)
-        found, few, raises, unproved, staging = seen.found, [], [], [], []
+        found, few, raises, secured, staging = seen.found, [], [], [], []
         if found.is_current:
             with open_client(
                 bootstrap, timeout_s=timeout_s, skipped=seen.silent, began_s=began_s
@@ -295,16 +299,12 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
                 rooms, _ = staging_rooms(client, by_name)
                 staging = staging_warnings(rooms, datetime.now(UTC))
                 few, raises = with_fewer_replicas(found, topics), unfinished_raises(found, topics)
-                unproved = _unproved(client, [one.node_id for one in found.brokers])
+                settings = _settings(client, [one.node_id for one in found.brokers])
+                secured = [*_users(client, settings)]
+                if len(found.brokers) > 1:
+                    secured += _unproved(settings)
     except QuiverlogError as error:
-        return [
-            Finding(
-                "bootstrap",
-                PROBLEM,
-                f"{bootstrap}: {error.message}",
-                "Start one with `quiverlog broker`, or name another with --bootstrap-server.",
-            )
-        ]
+        return [Finding("bootstrap", PROBLEM, f"{bootstrap}: {error.message}", _remedy(error))]
     findings = [
         Finding(
             "bootstrap",
@@ -332,7 +332,7 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
     if raises:
         findings.append(Finding("replicas", WARNING, *not_raised(found, raises)))
     findings += [Finding("transactions", WARNING, *one) for one in staging]
-    return findings + unproved
+    return findings + secured
 
 
 def _certificates(addresses: list[str]) -> Iterator[Finding]:
@@ -373,30 +373,104 @@ def _ends(what: str, ends_s: float) -> Finding:
     return Finding("TLS", WARNING, f"{what} ends on {date}, in {days} days", advice)
 
 
-def _unproved(client: Client, node_ids: list[int]) -> list[Finding]:
-    """Report brokers that take others without proof; one that does not answer is left out."""
+def _remedy(error: QuiverlogError) -> str:
+    from quiverlog.errors import AuthenticationFailed, ConnectionFailed, LoginMissing
+
+    if isinstance(error, ConnectionFailed):
+        return "Start one with `quiverlog broker`, or name another with --bootstrap-server."
+    if isinstance(error, (AuthenticationFailed, LoginMissing)):
+        # No broker answers this before a login.
+        return f"{error.hint} A broker logs at its start when the cluster has no user."
+    return error.hint
+
+
+def _settings(client: Client, node_ids: list[int]) -> dict[int, Settings]:
+    """Return the settings of each broker; one that does not answer is left out."""
     from quiverlog.errors import QuiverlogError
 
-    keys = ("cluster.secret.file", "cluster.secret.required")
+    found: dict[int, Settings] = {}
+    for node_id in node_ids:
+        # It is of an older version, or away, which another finding reports.
+        with contextlib.suppress(QuiverlogError):
+            found[node_id] = client.describe_configs(node_id).settings
+    return found
+
+
+def _unproved(settings: Mapping[int, Settings]) -> Iterator[Finding]:
+    """Report brokers that take others without proof."""
     without: list[int] = []
     lenient: list[int] = []
-    for node_id in node_ids if len(node_ids) > 1 else ():
-        try:
-            settings = client.describe_configs(node_id, keys).settings
-        except QuiverlogError:
-            continue  # It is of an older version, or away, which another finding reports.
-        file, required = (settings[key] for key in keys)
-        if not file.value:
+    for node_id, keys in settings.items():
+        if not keys["cluster.secret.file"].value:
             without.append(node_id)
-        elif required.value == "false":
+        elif keys["cluster.secret.required"].value == "false":
             lenient.append(node_id)
-    findings = []
     for found, what in ((without, "have no secret"), (lenient, "require no proof")):
         if found:
-            which = ", ".join(map(str, found))
-            detail = f"broker(s) {which} {what}: any program may speak to them as a broker"
-            findings.append(Finding("secret", WARNING, detail, "docs/security.md has the steps."))
-    return findings
+            detail = f"broker(s) {_listed(found)} {what}: any program may speak to them as a broker"
+            yield Finding("secret", WARNING, detail, "docs/security.md has the steps.")
+
+
+def _users(client: Client, settings: Mapping[int, Settings]) -> Iterator[Finding]:
+    """Report listeners for users where there is none, and super users of some brokers only."""
+    from quiverlog.errors import QuiverlogError
+
+    asking = {node_id: _listeners_of_users(keys) for node_id, keys in settings.items()}
+    asking = {node_id: names for node_id, names in asking.items() if names}
+    with contextlib.suppress(QuiverlogError):
+        if asking and _sees_users(client) and not client.list_users():
+            names = ", ".join(sorted(set().union(*asking.values())))
+            yield Finding(
+                "users",
+                PROBLEM,
+                f"broker(s) {_listed(asking)} ask for logins at the listener(s) {names}, and the"
+                " cluster has no user: no client can log in there",
+                "Make the first one (docs/security.md): by `admin.credential.file`, or"
+                " `quiverlog user create NAME --admin` as a user of `super.users`.",
+            )
+    supers = {node_id: _parts(keys["super.users"].value) for node_id, keys in settings.items()}
+    if len(set(supers.values())) > 1:
+        shown = "; ".join(
+            f"broker {node_id}: {', '.join(sorted(names)) or 'none'}"
+            for node_id, names in supers.items()
+        )
+        yield Finding(
+            "users",
+            WARNING,
+            f"`super.users` differs: {shown}",
+            "Such a user can mend users and rules only while the controller is a broker that names"
+            " it: give every broker the same, and send each SIGHUP.",
+        )
+
+
+def _sees_users(client: Client) -> bool:
+    """Return whether the controller, which lists users, shows this caller all of them."""
+    controller = client.describe_cluster().controller
+    principal = client.who_am_i().principal
+    found = client.check_access(principal, "describe", "cluster", broker=controller)
+    return found.is_super_user or not found.is_on
+
+
+def _listeners_of_users(keys: Settings) -> set[str]:
+    """Return the listeners at which passwords and tokens alone count."""
+    names = set()
+    for key, asked in keys.items():
+        name = key.removeprefix("listeners.").removesuffix(".authentication")
+        if key != f"listeners.{name}.authentication" or asked.value == "none":
+            continue
+        mechanisms = keys.get(f"listeners.{name}.mechanisms")
+        # The user that a certificate names need not be made.
+        if mechanisms is None or "CERTIFICATE" not in _parts(mechanisms.value.upper()):
+            names.add(name)
+    return names
+
+
+def _parts(text: str) -> frozenset[str]:
+    return frozenset(part.strip() for part in text.split(",")) - {""}
+
+
+def _listed(node_ids: Iterable[int]) -> str:
+    return ", ".join(map(str, node_ids))
 
 
 def _answers(one: Probe, node_id: int | None) -> Finding:

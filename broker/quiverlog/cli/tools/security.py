@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,8 @@ from quiverlog.cli.console.options import bootstrap_option, debug_option, format
 from quiverlog.cli.console.output import print_json, print_table
 from quiverlog.limits import CLUSTER_ID_CHARS_MAX
 from quiverlog.local.failures import LocalClusterFailed
-from quiverlog.local.tls_files import CLIENT_FILE, TlsFolder, is_host
+from quiverlog.local.new_folder import new_folder
+from quiverlog.local.tls_files import CLIENT_FILE, FOLDER_MODE, TlsFolder, is_host
 
 if TYPE_CHECKING:
     from quiverlog.client.admin.rules import AccessDecision
@@ -87,11 +89,15 @@ def init(
                 f"broker {node_id} has no certificate yet: name its hosts.", param_hint="--broker"
             )
     try:
-        made = TlsFolder.make(folder, cluster_id, days=_AUTHORITY_DAYS)
-        _issue(made, wanted, clients, days)
+        with new_folder(folder, mode=FOLDER_MODE):
+            made = TlsFolder.make(folder, cluster_id, days=_AUTHORITY_DAYS)
+            issued = list(_issue(made, wanted, clients, days))
     except (LocalClusterFailed, OSError, ValueError) as error:
         raise CommandFailed(str(error)) from error
-    print(f"made the authorities of {cluster_id} in {folder}: keep it away from the brokers")
+    issued.append(
+        f"made the authorities of {cluster_id} in {folder}: keep it away from the brokers"
+    )
+    print("\n".join(issued))
 
 
 @security.command()
@@ -106,7 +112,8 @@ def issue(folder: Path, brokers: tuple[str, ...], clients: tuple[str, ...], days
     if not wanted and not clients:
         raise click.UsageError("Name a --broker or a --client.")
     try:
-        _issue(TlsFolder(folder), wanted, clients, days)
+        for line in _issue(TlsFolder(folder), wanted, clients, days):
+            print(line)
     except (LocalClusterFailed, OSError, ValueError) as error:
         raise CommandFailed(str(error)) from error
 
@@ -168,13 +175,14 @@ def _parsed(brokers: tuple[str, ...], clients: tuple[str, ...]) -> dict[int, lis
 
 def _issue(
     folder: TlsFolder, brokers: dict[int, list[str]], clients: tuple[str, ...], days: int
-) -> None:
+) -> Iterator[str]:
+    """Yield the files of each as soon as they are there."""
     for node_id, hosts in brokers.items():
         name = folder.issue_broker(node_id, hosts, days=days)
-        print(f"{folder.certificate(name)}, {folder.key(name)}")
+        yield f"{folder.certificate(name)}, {folder.key(name)}"
     for name in clients:
         file = folder.issue_client(name, days=days)
-        print(f"{folder.certificate(name)}, {folder.key(name)}, {file}")
+        yield f"{folder.certificate(name)}, {folder.key(name)}, {file}"
 
 
 @security.command()

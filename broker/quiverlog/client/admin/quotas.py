@@ -17,6 +17,8 @@ from quiverlog.wire.security.quota_messages import (
     QuotaPart,
 )
 
+from .rules import label_of
+
 __all__ = ["ClientQuota", "change_quota", "list_quotas"]
 
 _KINDS: Final = {one.label: one for one in QuotaKind}
@@ -69,14 +71,14 @@ def list_quotas(cluster: Cluster) -> Operation[list[ClientQuota]]:
         reply = yield from cluster.call_any(DescribeQuotasRequest())
         assert isinstance(reply.response, DescribeQuotasResponse)
         return [
-            ClientQuota(_label(one.kind), one.name, one.bytes_in, one.bytes_out, one.connections)
+            ClientQuota(
+                label_of(QuotaKind, one.kind),
+                one.name,
+                one.bytes_in,
+                one.bytes_out,
+                one.connections,
+            )
             for one in reply.response.quotas
         ]
 
     return (yield from cluster.retrying(attempt))
-
-
-def _label(number: int) -> str:
-    """A later version of a broker may have more."""
-    known = number in set(QuotaKind)
-    return QuotaKind(number).label if known else f"unknown-{number}"

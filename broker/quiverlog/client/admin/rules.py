@@ -11,7 +11,7 @@ from quiverlog.client.cluster.metadata import check
 from quiverlog.client.cluster.routing import Cluster
 from quiverlog.errors import InvalidArgument
 from quiverlog.limits import RULES_PER_REQUEST_MAX
-from quiverlog.types import Operation, ResourceKind
+from quiverlog.types import Operation, QuotaKind, ResourceKind
 from quiverlog.wire.security.acl_messages import (
     AlterAclsRequest,
     AlterAclsResponse,
@@ -27,6 +27,7 @@ __all__ = [
     "AccessRule",
     "add_rules",
     "check_access",
+    "label_of",
     "list_rules",
     "remove_rules",
 ]
@@ -89,7 +90,7 @@ def _member(table: dict[str, _Member], what: str, text: str) -> _Member:
     return found
 
 
-def _label(kind: type[Operation] | type[ResourceKind], number: int) -> str:
+def label_of(kind: type[Operation | ResourceKind | QuotaKind], number: int) -> str:
     """A later version of a broker may have more."""
     return kind(number).label if number in set(kind) else f"unknown-{number}"
 
@@ -152,8 +153,8 @@ def _rule(one: NumberedRule) -> AccessRule:
     return AccessRule(
         one.principal,
         one.allows,
-        _label(Operation, one.operation),
-        _label(ResourceKind, one.kind),
+        label_of(Operation, one.operation),
+        label_of(ResourceKind, one.kind),
         one.name,
         one.is_prefix,
         one.network,

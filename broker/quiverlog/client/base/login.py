@@ -51,9 +51,9 @@ logger = logging.getLogger("quiverlog")
 
 __all__ = ["LOGIN_S", "Credentials", "Login", "read_single_line", "renewed_in_s"]
 
-LOGIN_S: Final = 3.0
-"""For a login at the least: refusals come late, and one that is cut short would look as a silent
-broker."""
+LOGIN_S: Final = 5.0
+"""For a login at the least: refusals come late, by up to 4.25 s, and one that is cut short would
+look as a silent broker."""
 _RENEWED_AT: Final = 0.8
 """Of a login's life."""
 _TRIED_AGAIN_AT: Final = 0.25
@@ -252,12 +252,14 @@ def read_single_line(where: str, path: str) -> str:
         with open(path, "rb") as file:
             warn_if_open(file, path)
             data = file.read(PASSWORD_FILE_BYTES_MAX + 1)
+        if len(data) > PASSWORD_FILE_BYTES_MAX:
+            raise InvalidSecurity(f"{where} must have one line, and has {len(data)} bytes or more.")
         text = data.decode()
     except OSError as error:
         raise InvalidSecurity(f"{where} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:
         raise InvalidSecurity(f"{where} is not UTF-8.") from None
     lines = text.splitlines()
-    if len(data) > PASSWORD_FILE_BYTES_MAX or len(lines) != 1:
+    if len(lines) != 1:
         raise InvalidSecurity(f"{where} must have one line, and has {len(lines)}.")
     return lines[0]

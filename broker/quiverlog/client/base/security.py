@@ -23,7 +23,7 @@ from typing import BinaryIO, Final, TypeAlias
 from quiverlog.addresses import SECURITY_VARIABLE
 from quiverlog.errors import InvalidSecurity
 from quiverlog.types import USER_NAME
-from quiverlog.wire.authentication_messages import MECHANISMS
+from quiverlog.wire.authentication_messages import CERTIFICATE, MECHANISMS, TOKEN
 
 __all__ = ["Security", "SecurityLike", "security_of", "warn_if_open"]
 
@@ -97,6 +97,14 @@ class Security:
             raise InvalidSecurity("`user` has 1 to 128 letters, digits and `._@-`.")
         if self.mechanism not in ("", *MECHANISMS):
             raise InvalidSecurity(f"`mechanism` is one of {', '.join(MECHANISMS)}.")
+        if self.mechanism and (self.user or tokens):
+            is_for_tokens = self.mechanism == TOKEN
+            if self.mechanism == CERTIFICATE or is_for_tokens is bool(self.user):
+                given = "user" if self.user else tokens[0]
+                raise InvalidSecurity(
+                    f"`mechanism` is {self.mechanism}, which does not log in by `{given}`: leave"
+                    " one of them out."
+                )
 
     @property
     def has_login(self) -> bool:

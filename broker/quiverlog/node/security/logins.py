@@ -53,10 +53,15 @@ __all__ = ["Logins", "certified_user"]
 _URI: Final = "quiverlog://"
 _REFUSED_US: Final = 1_000_000
 """Until the answer of a refusal, a quarter more or less."""
+_APART_US: Final = 62_500
+"""More for each refusal of the same address that waits: programs that try again when they are
+refused make few TLS handshakes then, which cost all others more than the rest of a login."""
+_APART_US_MAX: Final = 3_000_000
+"""Clients wait for `LOGIN_S`, and would take a later answer for a silent broker."""
 _CLOSED_US: Final = 100_000
 """From the end of a credential until its connections are closed; they are served nothing."""
 _REFUSED_MAX: Final = 1_024
-"""Refusals that wait; beyond, the oldest is answered at once."""
+"""Refusals that wait; beyond, the one that is due first is answered at once."""
 _SWEEP_MIN: Final = 256
 
 
@@ -82,6 +87,7 @@ class _Refused(NamedTuple):
     due_us: int
     connection_id: int
     correlation_id: int
+    address: str
 
 
 def certified_user(names: Sequence[str], cluster_id: str) -> str:
@@ -134,6 +140,7 @@ class Logins:
         "_seen",
         "_under_way",
         "_view",
+        "_waiting",
         "unserved",
     )  # fmt: skip
 
@@ -169,7 +176,9 @@ class Logins:
         self._logged_in: dict[int, _Login] = {}
         # (when by the monotonic clock, connection): those of ended connections are skipped.
         self._expiries: list[tuple[int, int]] = []
-        self._refused: deque[_Refused] = deque()
+        # A heap, by when they are due; and how many there are of each address.
+        self._refused: list[_Refused] = []
+        self._waiting: dict[str, int] = {}
         # Their requests get no answer.
         self._ending: set[int] = set()
         # Names in the certificates of clients that may log in by them.
@@ -397,13 +406,22 @@ class Logins:
         self._metrics.logins_refused += 1
         self._refusals.refused(address, why, now)
         if len(self._refused) >= _REFUSED_MAX:
-            self._answer(self._refused.popleft())
+            self._answer_next()
         # The jitter hides how long the check took.
         jitter = int.from_bytes(self._entropy(2), "big") * _REFUSED_US // (2 * 65_536)
+        waiting = self._waiting.get(address, 0)
         due_us = now.mono_us + _REFUSED_US * 3 // 4 + jitter
-        self._refused.append(_Refused(due_us, connection_id, request.correlation_id))
+        due_us += min(waiting * _APART_US, _APART_US_MAX)
+        refused = _Refused(due_us, connection_id, request.correlation_id, address)
+        heapq.heappush(self._refused, refused)
+        self._waiting[address] = waiting + 1
 
-    def _answer(self, refused: _Refused) -> None:
+    def _answer_next(self) -> None:
+        refused = heapq.heappop(self._refused)
+        assert self._waiting[refused.address] > 0, "each that waits is counted"
+        waiting = self._waiting.pop(refused.address) - 1
+        if waiting:
+            self._waiting[refused.address] = waiting
         assert refused.connection_id not in self._logged_in
         error = AuthenticationFailed(f"broker {self._node_id} refuses the login.")
         response = AuthenticateResponse(error_code=error.code, error_message=error.message)
@@ -422,7 +440,7 @@ class Logins:
 
     def run(self, now: Now) -> None:
         while self._refused and self._refused[0].due_us <= now.mono_us:
-            self._answer(self._refused.popleft())
+            self._answer_next()
         while self._closing and self._closing[0][0] <= now.mono_us:
             _, connection_id = self._closing.popleft()
             if connection_id in self._ending:

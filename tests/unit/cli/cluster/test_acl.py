@@ -9,11 +9,11 @@ import click
 import pytest
 
 import quiverlog
-from quiverlog.cli.app import run
 from quiverlog.cli.cluster import acl as commands
 from quiverlog.cli.console.options import complete_users
 from quiverlog.cli.security import token as tokens
 from tests.support.scripted_broker import ScriptedBroker
+from tests.support.typed import Typed
 
 
 @pytest.fixture(scope="module")
@@ -22,21 +22,9 @@ def broker() -> Iterator[ScriptedBroker]:
         yield broker
 
 
-class Typed:
-    def __init__(self, broker: ScriptedBroker, capsys: pytest.CaptureFixture[str]) -> None:
-        self._broker = broker
-        self._capsys = capsys
-
-    def __call__(self, *words: str, code: int = 0) -> str:
-        found = run(["acl", *words, "-b", self._broker.bootstrap])
-        captured = self._capsys.readouterr()
-        assert found == code, captured
-        return captured.out if code != 2 else captured.err
-
-
 @pytest.fixture
 def acl(broker: ScriptedBroker, capsys: pytest.CaptureFixture[str]) -> Iterator[Typed]:
-    typed = Typed(broker, capsys)
+    typed = Typed("acl", broker, capsys)
     yield typed
     numbers = [str(one["number"]) for one in json.loads(typed("list", "--format", "json"))]
     if numbers:

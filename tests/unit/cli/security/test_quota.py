@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from quiverlog.cli.app import run
 from quiverlog.cli.security import quota as commands
 from tests.support.scripted_broker import ScriptedBroker
+from tests.support.typed import Typed
 
 
 @pytest.fixture(scope="module")
@@ -19,21 +19,9 @@ def broker() -> Iterator[ScriptedBroker]:
         yield broker
 
 
-class Typed:
-    def __init__(self, broker: ScriptedBroker, capsys: pytest.CaptureFixture[str]) -> None:
-        self._broker = broker
-        self._capsys = capsys
-
-    def __call__(self, *words: str, code: int = 0) -> str:
-        found = run(["quota", *words, "-b", self._broker.bootstrap])
-        captured = self._capsys.readouterr()
-        assert found == code, captured
-        return captured.out if code == 0 else captured.err
-
-
 @pytest.fixture
 def quota(broker: ScriptedBroker, capsys: pytest.CaptureFixture[str]) -> Iterator[Typed]:
-    typed = Typed(broker, capsys)
+    typed = Typed("quota", broker, capsys)
     yield typed
     for one in json.loads(typed("list", "--format", "json")):
         name = [one["name"]] if one["name"] else []

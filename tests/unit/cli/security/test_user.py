@@ -10,6 +10,7 @@ import pytest
 
 import quiverlog
 from quiverlog.cli.app import run
+from quiverlog.cli.security import user as commands
 from quiverlog.wire.security.user_messages import AlterUsersRequest
 from tests.support.scripted_broker import ScriptedBroker
 
@@ -115,3 +116,16 @@ def test_a_token_is_made_only_where_its_file_can_keep_it(
         assert typed("token", "create", "--owner", "none", "--file", str(tmp_path / "u"))[0] == 1
         assert [one.name for one in tmp_path.iterdir()] == ["t"], "no token, no file"
         assert typed("token", "create", "--force")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "expires_s", "end"),
+    [
+        ("", None, "never"),
+        ("SCRAM-SHA-256", None, "with its password"),
+        ("CERTIFICATE", None, "with its certificate"),
+        ("TOKEN", 59.6, "60 s"),
+    ],
+)
+def test_whoami_shows_what_ends_a_login(mechanism: str, expires_s: float | None, end: str) -> None:
+    assert commands._end(mechanism, expires_s) == end

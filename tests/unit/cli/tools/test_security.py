@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import ssl
@@ -197,3 +198,67 @@ def test_a_renewal_keeps_an_edited_description(folder: Path) -> None:
     assert run("issue", folder, "--client", "alice").exit_code == 0
     assert read(folder / "alice.pem").serial_number != before
     assert (folder / "alice.toml").read_text() == edited
+
+
+# --- a disk that fails ---------------------------------------------------------------------------
+def fails_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
+    """Let a write fail, counted from 0; what comes is the list of all that began."""
+    begun: list[int] = []
+    sync, write_text = os.fsync, Path.write_text
+
+    def write() -> None:
+        begun.append(number)
+        if len(begun) == number + 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fsync(fd: int) -> None:
+        write()
+        sync(fd)
+
+    def write_some(path: Path, text: str) -> int:
+        done = write_text(path, text[:3])
+        write()
+        return done and write_text(path, text)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "write_text", write_some)
+    return begun
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_full_disk_leaves_the_folder_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    pki = tmp_path / "pki"
+    words = ["--cluster-id", CLUSTER, "--broker", "1=one.example", "--client", "alice"]
+    if is_there:
+        pki.mkdir()
+    for number in range(100):
+        with monkeypatch.context() as patched:
+            begun = fails_at(patched, number)
+            done = run("init", pki, *words)
+        if done.exit_code == 0:
+            break
+        assert "No space left on device" in str(done.exception)
+        assert "alice" not in done.output
+        assert (list(pki.iterdir()) if is_there else pki.exists()) in ([], False)
+    assert number == len(begun) > 10
+    assert len(list(pki.iterdir())) == 11
+
+
+def test_a_full_disk_leaves_a_certificate_and_its_own_key(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [folder / "broker-1.pem", folder / "broker-1.key"]
+    before = [path.read_bytes() for path in files]
+    for number in range(100):
+        with monkeypatch.context() as patched:
+            fails_at(patched, number)
+            done = run("issue", folder, "--broker", "1")
+        if done.exit_code == 0:
+            break
+        # The last write is synced a second time, with nothing new to write.
+        assert number == 2 or [path.read_bytes() for path in files] == before
+    assert number == 3
+    assert [path.read_bytes() for path in files] != before
+    assert len(list(folder.iterdir())) == 11

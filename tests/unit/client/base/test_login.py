@@ -239,7 +239,12 @@ WRONG_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "two lines": (lambda p: p.write_text("one\nsecret\n"), "has 2"),
     "empty": (lambda p: p.write_text(""), "has 0"),
     "no text": (lambda p: p.write_bytes(b"\xff\xfe"), "UTF-8"),
-    "too large": (lambda p: p.write_text("s" * (PASSWORD_FILE_BYTES_MAX + 1)), "one line"),
+    "too large": (lambda p: p.write_text("s" * (PASSWORD_FILE_BYTES_MAX + 1)), "bytes or more"),
+    # The cut of what is read may fall into a letter.
+    "too large, and no ASCII": (
+        lambda p: p.write_text("é" * (PASSWORD_FILE_BYTES_MAX // 2 + 1)),
+        "bytes or more",
+    ),
 }
 
 
@@ -279,6 +284,10 @@ CONTRADICTIONS: list[dict[str, str]] = [
     {"token": TOKEN_TEXT, "token_file": "x"},
     {"user": "a b", "password": "x"},
     {"user": "alice", "password": "x", "mechanism": "PLAIN"},
+    {"user": "alice", "password": "x", "mechanism": TOKEN},
+    {"user": "alice", "password": "x", "mechanism": CERTIFICATE},
+    {"token": TOKEN_TEXT, "mechanism": SCRAM_SHA_256},
+    {"token": TOKEN_TEXT, "mechanism": CERTIFICATE},
     {"user": "alice", "password": "x\ny"},
 ]
 
@@ -288,6 +297,12 @@ def test_contradictions_are_refused_before_a_connection(given: dict[str, str]) -
     with pytest.raises(InvalidSecurity) as found:
         Security(tls=False, **given)  # type: ignore[arg-type]
     assert TOKEN_TEXT not in str(found.value)
+
+
+def test_a_mechanism_goes_with_its_login() -> None:
+    assert Security(tls=False, token=TOKEN_TEXT, mechanism=TOKEN).has_login
+    assert Security(tls=False, user="alice", password="x", mechanism=SCRAM_SHA_512).has_login
+    assert not Security(mechanism=CERTIFICATE, cert_file="x").has_login
 
 
 def test_no_text_of_a_description_has_a_secret() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from quiverlog.client.base.login import LOGIN_S
 from quiverlog.core.controller.records import UserRecord
 from quiverlog.errors import (
     AuthenticationFailed,
@@ -65,9 +66,13 @@ def first_user() -> UserRecord:
 
 
 def connect(
-    node: NodeDriver, connection: int, listener: str = "default", names: tuple[str, ...] = ()
+    node: NodeDriver,
+    connection: int,
+    listener: str = "default",
+    names: tuple[str, ...] = (),
+    address: str = "10.0.0.1",
 ) -> Any:
-    node.send(ConnectionOpened(connection, "10.0.0.1:4000", listener, names))
+    node.send(ConnectionOpened(connection, f"{address}:4000", listener, names))
     return node.call(m.HelloRequest(client_id="c"), connection=connection)[0]
 
 
@@ -250,7 +255,47 @@ def test_refusals_that_wait_are_bounded(node: NodeDriver, monkeypatch: pytest.Mo
     for connection in (20, 21, 22):
         connect(node, connection)
         log_in(node, "alice", b"wrong", connection)
-    assert closed(node) == [20], "the oldest"
+    assert len(closed(node)) == 1
+    node.advance(1_500)
+    assert sorted(closed(node)) == [20, 21, 22]
+
+
+def refused_after_ms(node: NodeDriver, numbers: range, address: str = "10.0.0.1") -> list[int]:
+    """Begin failing logins together; return when each is answered, in their order."""
+    for number in numbers:
+        connect(node, number, address=address)
+        log_in(node, "alice", b"wrong", number)
+    began_us, after_ms = node.mono_us, dict.fromkeys(numbers, 0)
+    while not all(after_ms.values()):
+        node.advance(10)
+        for one in node.closed:
+            if not after_ms.get(one.connection_id, 1):
+                after_ms[one.connection_id] = (node.mono_us - began_us) // 1_000
+    return list(after_ms.values())
+
+
+def test_failed_logins_from_one_address_are_paced(
+    node: NodeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.node.broker.logins, "_entropy", bytes)  # No jitter.
+    after_ms = refused_after_ms(node, range(100, 151))
+    assert after_ms[:3] == pytest.approx([750, 812, 875], abs=20)
+    assert after_ms[47:] == pytest.approx([3_687, 3_750, 3_750, 3_750], abs=20)
+    # A client waits for so long at the least, and there is a jitter of half a second.
+    assert after_ms[-1] + 500 < LOGIN_S * 1_000
+    assert refused_after_ms(node, range(200, 201)) == pytest.approx([750], abs=20), "none waits"
+
+
+def test_failed_logins_delay_no_refusal_of_another_address(
+    node: NodeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.node.broker.logins, "_entropy", bytes)
+    for number in range(100, 130):
+        connect(node, number)
+        log_in(node, "alice", b"wrong", number)
+    (after_ms,) = refused_after_ms(node, range(200, 201), "10.0.0.2")
+    assert after_ms == pytest.approx(750, abs=20)
+    assert log_in(node, "alice", b"secret", ALICE).is_done, "one that counts does not wait"
 
 
 def test_one_may_log_in_again_as_the_same_user_alone(node: NodeDriver) -> None:
