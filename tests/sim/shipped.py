@@ -311,7 +311,7 @@ class ClientConsumer(ShippedClient):
                 batch = await consumer.poll(self.patience_s)
                 if batch is None:
                     continue
-                if consumer._core._fetches.topic_id != topic.topic_id:
+                if topic.topic_id not in consumer._core._fetches.names:
                     return None  # The name belongs to another topic by now.
                 key = (topic.topic_id, batch.partition)
                 if key not in self.checker.partitions:
