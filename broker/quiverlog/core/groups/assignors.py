@@ -17,7 +17,7 @@ __all__ = ["ASSIGNORS", "RANGE", "UNIFORM", "Targets", "assign_range", "assign_u
 UNIFORM: Final = "uniform"
 RANGE: Final = "range"
 
-_STEP: Final = 1_000
+_STEP: Final = 500
 """Partitions that one step looks at: well under 1 ms."""
 _ROUNDS_MAX: Final = 100
 """Of levelling: each move brings loads closer, so few are ever needed."""
@@ -84,6 +84,7 @@ def assign_uniform(
     for one in ordered:
         for member, kept in one.prior.items():
             loads[member] += len(kept)
+        yield
     for one in ordered:
         yield from _place(one, loads)
     if len(ordered) == 1:
@@ -93,12 +94,16 @@ def assign_uniform(
             moved = 0
             for one in ordered:
                 moved += yield from _level(one, loads)
+                yield
             if not moved:
                 break
     for one in ordered:
         for member, kept in one.prior.items():
             targets[member].update(kept)
-        yield
+            work += 1 + len(kept)
+            if work >= _STEP:
+                work = 0
+                yield
     return targets
 
 
@@ -116,12 +121,19 @@ def _subscribers(
         if work >= _STEP:
             work = 0
             yield
-    # One tuple for equal ones: classes are found by it.
-    return {topic_id: tuple(members[topic_id]) for topic_id in sorted(members)}
+    found = {}
+    for topic_id in sorted(members):
+        found[topic_id] = tuple(members[topic_id])
+        work += len(members[topic_id])
+        if work >= _STEP * 20:  # To copy is cheap.
+            work = 0
+            yield
+    return found
 
 
 def _place(one: _Class, loads: dict[bytes, int]) -> Generator[None, None, None]:
     """Give what no member has to the least loaded."""
+    # By their place among members: ties are broken alike each time.
     heap = [(loads[member], at) for at, member in enumerate(one.members)]
     heapq.heapify(heap)
     for done, partition in enumerate(one.free):
@@ -133,7 +145,6 @@ def _place(one: _Class, loads: dict[bytes, int]) -> Generator[None, None, None]:
         if done % _STEP == _STEP - 1:
             yield
     one.free = []
-    yield
 
 
 def _level(one: _Class, loads: dict[bytes, int]) -> Generator[None, None, int]:
@@ -146,7 +157,7 @@ def _level(one: _Class, loads: dict[bytes, int]) -> Generator[None, None, int]:
     moved = steps = 0
     while high:
         steps += 1
-        if steps % (_STEP // 4) == 0:
+        if steps % (_STEP // 2) == 0:
             yield
         giver, taker = one.members[high[0][1]], one.members[low[0][1]]
         # Entries are as old as the move that made them.
@@ -162,9 +173,9 @@ def _level(one: _Class, loads: dict[bytes, int]) -> Generator[None, None, int]:
         loads[giver] -= 1
         loads[taker] += 1
         moved += 1
+        # It may have more, but none of these topics.
         if not one.prior[giver]:
             heapq.heappop(high)
-    yield
     return moved
 
 
@@ -180,7 +191,7 @@ def assign_range(
     for topic_id, members in (yield from _subscribers(subscriptions, partitions)).items():
         for member, first, end in _ranges(members, partitions[topic_id]):
             targets[member].update((topic_id, number) for number in range(first, end))
-        work += partitions[topic_id] + len(members)
+        work += 2 * partitions[topic_id]
         if work >= _STEP:
             work = 0
             yield
@@ -190,7 +201,8 @@ def assign_range(
 def _ranges(members: Sequence[bytes], count: int) -> list[tuple[bytes, int, int]]:
     each, more = divmod(count, len(members))
     found, first = [], 0
-    for at, member in enumerate(members):
+    # Of few partitions the first members get one each, the others none.
+    for at, member in enumerate(members if each else members[:more]):
         end = first + each + (at < more)
         found.append((member, first, end))
         first = end

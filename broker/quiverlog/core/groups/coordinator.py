@@ -173,6 +173,7 @@ class Coordinator:
         if self._pended:
             oldest, _ = self._pended.popleft()
             assert oldest == record, "records become safe in the order in which they were proposed"
+            # The row itself was put when it was proposed.
             self._unpend(record.group)
         elif record.is_state or record.kind in (Kind.SNAPSHOT_BEGIN, Kind.SNAPSHOT_END):
             self._replay_snapshot(offset, record)
@@ -230,6 +231,7 @@ class Coordinator:
             del self._pended_counts[group]
 
     def drop_pending(self) -> None:
+        # The newest first: each gives back what it has replaced.
         while self._pended:
             _, before = self._pended.pop()
             self._put(before)
@@ -339,6 +341,7 @@ class Coordinator:
             return
         due_us = _end_us(group, member_id, live)[0]
         if live.watched_us is None or due_us < live.watched_us:
+            # What is in the heap for it until now is passed over when its time comes.
             live.watched_us = due_us
             heapq.heappush(self._deadlines, (due_us, group.name, member_id))
 
@@ -359,6 +362,7 @@ class Coordinator:
         """Fence members, begin targets, or compute for about a millisecond."""
         self._see_all(now)
         fenced = self._fenced(topics, now)
+        # A target is computed of members that are left, so in another call.
         if fenced.records:
             return fenced
         while self._dues and self._dues[0][0] <= now.mono_us:
@@ -375,6 +379,7 @@ class Coordinator:
                 self._assigning[name] = group.assigning(topics)
         if not self._assigning:
             return Ticked([], [])
+        # In turns: a large group does not hold up the small ones.
         name, assigning = self._assigning.popitem(last=False)
         records = assigning.step()
         if records is None:
@@ -610,11 +615,13 @@ def _expired(group: Group, topics: Topics, now: Now, retention_ms: int) -> list[
     header = group.header
     if header is not None and header.group_type is GroupType.OBSERVER:
         return _expired_reports(group, now, retention_ms)
+    # By the wall clock of rows: no coordinator serves for a week.
     unused_us = None if group.members or header is None else header.emptied_us
     records = list(
         group.offsets.expired(topics, now, unused_since_us=unused_us, retention_ms=retention_ms)
     )
     has_offsets = group.offsets.committed or group.offsets.pending
+    # A name that each start of a program makes anew would fill the broker's room in a week.
     if unused_us is None or has_offsets or now.wall_us - unused_us < EMPTY_KEPT_MS * 1000:
         return records
     return _deletions(group)
@@ -646,6 +653,7 @@ def _end_us(group: Group, member_id: bytes, live: Live) -> tuple[int, str]:
     if member is None:
         return live.seen_us, "not stored"
     silent_us = live.seen_us + member.session_timeout_ms * 1000
+    # A static member that is away has nothing in hand.
     if live.revoking_us is not None and not member.is_away:
         unrevoked_us = live.revoking_us + member.rebalance_timeout_ms * 1000
         if unrevoked_us < silent_us:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from typing import Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
@@ -31,7 +31,7 @@ from quiverlog.errors import (
 )
 from quiverlog.types import Now
 
-from .assignors import ASSIGNORS, UNIFORM, Targets
+from .assignors import ASSIGNORS, UNIFORM
 from .offsets import Check, Offsets
 from .reconcile import (
     MemberState,
@@ -90,6 +90,7 @@ BEAT_MS_MIN: Final = 250
 TARGET_DELAY_MS: Final = 200
 """Changes within this time share one target."""
 
+_MEMBERS_PER_STEP: Final = 50
 _DIGEST_BYTES: Final = 16
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -259,6 +260,7 @@ class Group:
             return _put(self.targets, member_id, value)
         before = self.target_epoch
         self.target_epoch = 0 if value is None else value.epoch
+        # Each member takes the target's epoch, also where its partitions stay.
         self.freed.update(dict.fromkeys(self.members))
         return Target(before) if before else None
 
@@ -397,9 +399,11 @@ class Group:
         asks_again = beat.epoch == JOINS and standing.epoch != JOINS
         if not asks_again:
             asks_again = check_epoch(standing, beat.epoch, owned)
+        # Also where what follows is not stored: the member's next one has a larger number.
         live.beat = beat.beat
         records = self._subscribed(beat, member, topics, now)
         if asks_again:
+            # The answer names all, and the next heartbeat reports it.
             live.owned = None
             if standing.revoking and owned is not None and owned.isdisjoint(standing.revoking):
                 standing = standing._replace(revoking={}, beat=beat.beat)
@@ -462,6 +466,7 @@ class Group:
         is_news: bool = True,
         note: str = "",
     ) -> Answer:
+        # While something is to be given up each answer asks for a report.
         is_known = not standing.revoking and live.owned == standing.assigned.keys()
         if not is_known and standing.assigned and standing.beat < live.beat:
             # After a failover, too, a repetition of this heartbeat is known to be from before.
@@ -517,6 +522,7 @@ class Group:
         self._check_assignor(beat)
         old_id = self.instances.get(beat.instance_id) if beat.instance_id else None
         if old_id is not None:
+            # Its partitions wait for it: no other assignment changes.
             return self._return(beat, old_id, topics, now)
         if len(self.members) >= MEMBERS_PER_GROUP_MAX:
             raise GroupFull(f"{self.name!r} has {MEMBERS_PER_GROUP_MAX:,} members, the most.")
@@ -542,15 +548,20 @@ class Group:
         standing = self._standing(old_id)
         if old_id == member_id and beat.beat <= self._newest_beat(old_id, old):
             raise ThrottledBroker(f"heartbeat {beat.beat} comes late.")
+        # Its answer may be lost: then it joins with 0 again.
         back = standing._replace(previous_epoch=0, beat=beat.beat, revoking={})
-        records = self._removed(old_id) if old_id != member_id else []
-        if old_id != member_id:
-            target = self.targets.get(old_id)
-            if target is not None:
-                records.append(Record(Kind.TARGET, self.name, member_id, target))
         member = _member(beat, old)
-        records.append(Record(Kind.MEMBER, self.name, member_id, member))
-        records.append(self._current(member_id, back))
+        records = [
+            Record(Kind.MEMBER, self.name, member_id, member),
+            self._current(member_id, back),
+        ]
+        if old_id != member_id:
+            # First no member has the partitions, and the old one goes last: wherever these end, a
+            # later coordinator finds a member that it can fence, or a target without a member.
+            freed, *rest = self._removed(old_id)
+            target = self.targets.get(old_id)
+            moved = [] if target is None else [Record(Kind.TARGET, self.name, member_id, target)]
+            records = [freed, *moved, *records, *rest]
         if member.topics != old.topics:
             records.insert(0, self._grown(topics, now, beat=beat, without=[old_id]))
         self.lives.pop(old_id, None)
@@ -559,6 +570,7 @@ class Group:
         return Answer(records, back.epoch, packed_shares(back.assigned), BEAT_MS_MIN)
 
     def _leave(self, beat: Heartbeat, member: Member | None, topics: Topics, now: Now) -> Answer:
+        # Repeated: the answer was lost.
         if member is None or (member.is_away and beat.epoch == LEAVES_FOR_A_WHILE):
             return Answer([], beat.epoch)
         self._check_newer(beat, member)
@@ -591,6 +603,7 @@ class Group:
         self, beat: Heartbeat, member: Member, topics: Topics, now: Now
     ) -> list[Record]:
         after = _member(beat, member)
+        # Most heartbeats bring nothing: they leave no row.
         if replace(after, beat=member.beat) == member:
             return []
         records = [Record(Kind.MEMBER, self.name, beat.member_id, after)]
@@ -702,17 +715,7 @@ class Assigning:
         assert group.header is not None
         self._group = group
         self._epoch = group.epoch
-        found = {name: topics.find(name) for name in group.topic_names()}
-        partitions = {one[0]: one[1] for one in found.values() if one is not None}
-        # Names of instances stay while ids of members change.
-        ordered = sorted(group.members, key=lambda one: (group.members[one].instance_id, one))
-        subscriptions = {
-            member_id: [one[0] for name in group.members[member_id].topics if (one := found[name])]
-            for member_id in ordered
-        }
-        before = {member_id: group.target_of(member_id) or () for member_id in ordered}
-        assignor = ASSIGNORS.get(group.header.assignor, ASSIGNORS[UNIFORM])
-        self._steps = assignor(subscriptions, partitions, before)
+        self._steps = self._run(group.header.assignor, dict(group.members), topics)
 
     def step(self) -> list[Record] | None:
         """Compute for about a millisecond; return the records of the target when it is there."""
@@ -722,17 +725,47 @@ class Assigning:
             return self._records(done.value)
         return None
 
-    def _records(self, targets: Targets) -> list[Record]:
+    def _run(
+        self, name: str, members: dict[bytes, Member], topics: Topics
+    ) -> Generator[None, None, dict[bytes, tuple[Share, ...]]]:
+        # Names of instances stay while ids of members change.
+        ordered = sorted(members, key=lambda one: (members[one].instance_id, one))
+        found: dict[str, tuple[bytes, int] | None] = {}
+        subscriptions: dict[bytes, list[bytes]] = {}
+        before: dict[bytes, Collection[TopicPartition]] = {}
+        for done, member_id in enumerate(ordered):
+            names = members[member_id].topics
+            # One image for all members: a topic that comes meanwhile brings another epoch.
+            found |= {one: topics.find(one) for one in names if one not in found}
+            subscriptions[member_id] = [one[0] for name in names if (one := found[name])]
+            before[member_id] = self._group.target_of(member_id) or ()
+            if done % _MEMBERS_PER_STEP == 0:
+                yield
+        partitions = {one[0]: one[1] for one in found.values() if one is not None}
+        # A row of a later broker may name another one.
+        assignor = ASSIGNORS.get(name, ASSIGNORS[UNIFORM])
+        targets = yield from assignor(subscriptions, partitions, before)
+        shares = {}
+        for done, (member_id, target) in enumerate(targets.items()):
+            shares[member_id] = packed_shares(target)
+            if done % _MEMBERS_PER_STEP == 0:
+                yield
+        return shares
+
+    def _records(self, targets: dict[bytes, tuple[Share, ...]]) -> list[Record]:
         group, records = self._group, []
-        for member_id, partitions in targets.items():
-            # It may have left meanwhile: then the next target is due.
+        for member_id, shares in targets.items():
+            # It may have left meanwhile: then the next target is due, and gives its partitions to
+            # others.
             if member_id not in group.members:
                 continue
-            shares = packed_shares(partitions)
             before = group.targets.get(member_id)
             if before is None or before.shares != shares:
                 target = Target(self._epoch, shares)
                 records.append(Record(Kind.TARGET, group.name, member_id, target))
+        gone = sorted(group.targets.keys() - group.members.keys())
+        records += [Record(Kind.TARGET, group.name, member_id) for member_id in gone]
+        # Its epoch last: what is stored in part is no target yet.
         records.append(Record(Kind.TARGET, group.name, b"", Target(self._epoch)))
         return records
 

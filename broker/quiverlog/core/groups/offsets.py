@@ -281,6 +281,7 @@ class Offsets:
         pending = self.pending.get(tid)
         if pending is None or not pending.entries:
             return []
+        # Of another transaction of the id, before or after.
         if (pending.epoch, pending.sequence) != (epoch, sequence):
             return []
         # Its coordinator tries it again meanwhile: the failure of an earlier try comes late.
@@ -295,6 +296,7 @@ class Offsets:
     def unsettled(self, now: Now) -> Iterator[Unsettled]:
         """Yield what has pended for RESOLVE_AFTER_MS. Looks at each."""
         for tid in dict.fromkeys(self._pending_of.values()):
+            # From the first look on: a failover gives its coordinator time again.
             since_us = self._since_us.setdefault(tid, now.mono_us)
             if now.mono_us - since_us >= RESOLVE_AFTER_MS * 1000:
                 yield Unsettled(self._group, tid, self.pending[tid])
@@ -305,6 +307,7 @@ class Offsets:
     ) -> Iterator[Record]:
         """Yield deletions. `unused_since_us`: since when the group has no members, else None."""
         for partition, offset in list(self.committed.items()):
+            # It is about to be replaced.
             if partition in self._pending_of:
                 continue
             # An image that this coordinator serves by is no older than that of any commit before
