@@ -91,7 +91,7 @@ class GroupDriver:
         return answer
 
     def join(self, *numbers: int, **fields: Any) -> None:
-        """They join, and get what they are to have."""
+        """Members join, and get what they are to have."""
         for number in numbers:
             self.beat(number, **fields)
         self.settle()

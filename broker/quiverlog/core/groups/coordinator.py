@@ -27,12 +27,12 @@ from quiverlog.errors import (
 )
 from quiverlog.types import Now
 
+from .assigning import Assigning
 from .group import (
     JOINS,
     LEAVES,
     LEAVES_FOR_A_WHILE,
     Answer,
-    Assigning,
     Group,
     Heartbeat,
     Live,
@@ -376,7 +376,7 @@ class Coordinator:
                     grown = group.topics_changed(topics, now, is_forced=True)
                     self._note_due(group)
                     return Ticked(grown, [])
-                self._assigning[name] = group.assigning(topics)
+                self._assigning[name] = Assigning(group, topics)
         if not self._assigning:
             return Ticked([], [])
         # In turns: a large group does not hold up the small ones.

@@ -76,7 +76,7 @@ def test_a_partition_is_given_when_its_last_member_has_given_it_up() -> None:
     assert len(kept) == 3
     assert driver.group.member_state(id_of(1)) is MemberState.UNREVOKED
     assert driver.epoch(1) == 1
-    # Not told, or still had: it goes on having it.
+    # Not reported, or reported as still there: the member goes on having it.
     driver.beat(1, 1)
     driver.beat(1, 1, owned=frozenset(ALL))
     driver.beat(2, 2, owned=frozenset())
@@ -92,7 +92,7 @@ def test_a_partition_is_given_when_its_last_member_has_given_it_up() -> None:
 
 
 def test_what_was_never_offered_again_is_free_at_once() -> None:
-    """Its answer was lost: the member reports that it has nothing."""
+    """The answer was lost: the member reports that it has nothing."""
     driver = GroupDriver()
     driver.beat(1)
     driver.advance(300)
@@ -363,7 +363,7 @@ def test_a_change_of_the_subscription() -> None:
 
 @pytest.mark.parametrize("count", range(7))
 def test_rows_that_are_stored_in_part_heal(count: int) -> None:
-    """A static member comes back, of the rows of that some are stored, and it is not seen again."""
+    """A static member comes back, some of the rows of that are stored, and it is not seen again."""
     driver = GroupDriver()
     driver.join(1, instance_id="one")
     driver.join(2)
