@@ -39,7 +39,7 @@ class FailsAt(Collected):
 def test_each_micro_batch_is_read_again(
     spark: Any, broker: Any, client: Any, topic: Any, tmp_path: Path
 ) -> None:
-    """The rows that the sink got, the one that failed last, and an error that names rows that went."""
+    """The rows that the sink got, the one that failed last, an error that names rows that went."""
     name = topic()
     for partition in (0, 1):
         produce(client, name, 100 * partition, 20, partition)
