@@ -22,6 +22,13 @@ from quiverlog.node.runtime.events import ConnectionOpened
 from quiverlog.wire import frames
 from quiverlog.wire import messages as m
 from quiverlog.wire.authentication_messages import AuthenticateRequest
+from quiverlog.wire.group_messages import (
+    CommitOffsetsRequest,
+    CommittedOffset,
+    FetchOffsetsRequest,
+    GroupHeartbeatRequest,
+    TopicPartitions,
+)
 from quiverlog.wire.security.scram import SCRAM_SHA_256, ScramClient, derive_keys
 from quiverlog.wire.security.user_messages import ScramCredential, WhoAmIRequest
 from quiverlog.wire.transaction_messages import (
@@ -111,6 +118,7 @@ def render() -> str:
         node = NodeDriver(Path(root), software_version="0.1.0", advertised_host="broker.example")
         talk = Conversation(node)
         _talk(talk)
+        _talk_of_a_group(talk, node)
         node.stop()
     with tempfile.TemporaryDirectory() as root:
         user = UserRecord("alice", 0, (_stored(credential(PASSWORD)),))
@@ -169,6 +177,64 @@ def _talk(talk: Conversation) -> None:
         bytes(broken),
     )
     _talk_of_a_transaction(talk, topic_id, given)
+
+
+def _talk_of_a_group(talk: Conversation, node: NodeDriver) -> None:
+    member = bytes(range(16))
+    joining = GroupHeartbeatRequest(group="billing", member_id=member, topics=["numbers"])
+    talk.ask(
+        "GROUP_HEARTBEAT",
+        "The first group of the cluster: the controller makes `__groups`, and the client asks"
+        " again.",
+        joining,
+    )
+    talk.ask(
+        "GROUP_HEARTBEAT, once more",
+        "The member is in, under epoch 0, and has nothing yet.",
+        joining,
+    )
+    for _ in range(2):
+        node.advance(250)
+        while node.syncs:
+            node.flush()
+    given = talk.ask(
+        "GROUP_HEARTBEAT, after the interval",
+        "Its epoch is 1, and it may read partition 0.",
+        GroupHeartbeatRequest(group="billing", member_id=member, owned=[], beat=1),
+    )
+    (share,) = given.assignment
+    owned = [TopicPartitions(share.topic_id, share.partitions)]
+    talk.ask(
+        "FETCH_OFFSETS",
+        "Where it begins to read: nothing is committed, so where the program likes.",
+        FetchOffsetsRequest(group="billing", topics=owned),
+    )
+    talk.ask(
+        "COMMIT_OFFSETS",
+        "All five rows are processed. The last one was stored under leader epoch 0.",
+        CommitOffsetsRequest(
+            group="billing",
+            member_id=member,
+            member_epoch=given.member_epoch,
+            entries=[CommittedOffset(share.topic_id, 0, 5, 0)],
+        ),
+    )
+    talk.ask(
+        "GROUP_HEARTBEAT, with what it has",
+        "Nothing is new. The next one is due after 5 s.",
+        GroupHeartbeatRequest(
+            group="billing",
+            member_id=member,
+            member_epoch=given.member_epoch,
+            owned=owned,
+            beat=2,
+        ),
+    )
+    talk.ask(
+        "GROUP_HEARTBEAT, the last one",
+        "Epoch -1: the member leaves. What it committed stays.",
+        GroupHeartbeatRequest(group="billing", member_id=member, member_epoch=-1, beat=3),
+    )
 
 
 def _stored(one: ScramCredential) -> Credential:

@@ -11,7 +11,7 @@ import pytest
 import quiverlog.testing
 from quiverlog.local.cluster import LocalCluster
 from tests.stranger import client as c
-from tests.stranger import transactions
+from tests.stranger import groups, transactions
 from tests.support.broker import BrokerProcess
 
 pytestmark = pytest.mark.process
@@ -32,7 +32,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 def test_it_imports_nothing_of_quiverlog() -> None:
-    for module in (c, transactions):
+    for module in (c, transactions, groups):
         text = c.Path(module.__file__).read_text()
         assert "import quiverlog" not in text
         assert "from quiverlog" not in text
@@ -172,3 +172,24 @@ def test_the_coordinator_alone_answers(holder: transactions.TransactionalStrange
             assert answer[3] == 31, "NOT_LEADER"
     committed = holder.commit(app, epoch, 0, [])
     assert (committed.outcome, committed.row_count, committed.is_published) == (0, 0, True)
+
+
+def test_it_reads_in_a_group(holder: transactions.TransactionalStranger) -> None:
+    holder.create("shared")
+    holder.refresh()
+    first = groups.StrangeMember(holder, "strangers", "shared")
+    first.settle()
+    (topic_id,) = first.has
+    assert first.has == {topic_id: [0]}
+    assert first.committed() == {0: -1}
+    assert first.commit(7) == [0]
+    second = groups.StrangeMember(holder, "strangers", "shared")
+    second.settle()
+    assert second.has == {}, "there is one partition"
+    first.leave()
+    second.settle()
+    assert second.has == {topic_id: [0]}
+    assert second.committed() == {0: 7}
+    with pytest.raises(c.Refused) as refused:
+        first.beat(1)
+    assert refused.value.code == groups.UNKNOWN_MEMBER

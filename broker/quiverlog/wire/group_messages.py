@@ -251,8 +251,6 @@ class GroupHeartbeatRequest(Request, array_like=True, gc=False):
             )
         if self.topics is not None:
             self._check_topics(self.topics)
-        elif self.member_epoch == 0:
-            raise InvalidRequest("the first heartbeat of a member names its `topics`.")
         if self.owned is not None:
             _check_partitions("owned", self.owned)
 

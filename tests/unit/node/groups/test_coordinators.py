@@ -158,6 +158,14 @@ def test_an_epoch_of_the_future_or_the_past_is_fenced(node: GroupDriver) -> None
     assert (again.member_epoch, len(again.assignment[0].partitions)) == (one.epoch, 4)
 
 
+def test_a_member_that_waits_for_its_first_target_names_its_topics_once(node: GroupDriver) -> None:
+    one = Played(node)
+    assert one.beat().member_epoch == 0
+    node.pass_ms(250)
+    one.fields = {}
+    assert one.beat(owned=[]).assignment[0].partitions == [0, 1, 2, 3]
+
+
 def test_an_older_heartbeat_changes_nothing(node: GroupDriver) -> None:
     one = node.member(1)
     refused(one.beat(beat=1, topics=["none"]), ThrottledBroker)
