@@ -239,6 +239,10 @@ class Program:
             return
         assert answer is not None
         self.valid_until = self._sent_at + SESSION_TICKS
+        if not self.is_valid():
+            # It was frozen since it has sent that.
+            self._lose()
+            return
         self.epoch = answer.epoch
         self._topics_told |= told[0] == tuple(self.topics)
         if told[1] == self.owned.keys():

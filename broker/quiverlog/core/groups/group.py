@@ -414,7 +414,8 @@ class Group:
             strange = [one for one in owned if not standing.has(one)]
             note = f"{len(strange)} partitions that it was not given" if strange else ""
             live.owned = owned.difference(strange)
-        after = self._advance(member_id, standing, live, now, owned)
+        # "As before" is the last report here: of all that came after it a member sends a new one.
+        after = self._advance(member_id, standing, live, now, live.owned)
         if after is not standing:
             records.append(self._current(member_id, after))
         is_news = after.epoch != beat.epoch

@@ -1,4 +1,4 @@
-"""One group: who has what when, and what bad heartbeats get."""
+"""One group: what its members have and when, and what bad heartbeats get."""
 
 from __future__ import annotations
 
@@ -103,6 +103,28 @@ def test_what_was_never_offered_again_is_free_at_once() -> None:
     answer = driver.beat(1, 1, owned=frozenset())
     assert answer.epoch == 2
     assert driver.group.member_state(id_of(1)) is MemberState.STABLE
+
+
+def test_as_before_is_what_this_coordinator_was_told() -> None:
+    """A member that has reported nothing is offered all, which it does not read: none of it is to
+    be given up."""
+    driver = GroupDriver()
+    driver.beat(1, owned=frozenset())
+    driver.advance(300)
+    driver.beat(1, owned=frozenset())
+    assert len(driver.assigned(1)) == 6
+    driver.beat(1, 1, owned=frozenset())
+    driver.beat(2)
+    driver.advance(300)
+    driver.beat(1, 1)
+    assert driver.group.member_state(id_of(1)) is MemberState.STABLE
+    assert len(driver.assigned(1)) == 3
+    # Another coordinator has no report of it.
+    driver.fail_over()
+    driver.beat(1, driver.epoch(1), topics=("b",))
+    driver.advance(300)
+    driver.beat(1, driver.epoch(1))
+    assert driver.group.member_state(id_of(1)) is MemberState.UNREVOKED
 
 
 def test_a_repetition_with_the_epoch_before_is_answered_and_changes_nothing() -> None:
