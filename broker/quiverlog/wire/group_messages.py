@@ -322,7 +322,7 @@ def why_no_offset(one: CommittedOffset) -> str:
         return f"an offset is 0 or more, this one {one.offset}."
     if one.leader_epoch < NO_EPOCH:
         return f"a leader epoch is {NO_EPOCH} or more, this one {one.leader_epoch}."
-    size = len(one.metadata.encode())
+    size = len(one.metadata.encode()) if one.metadata else 0
     if size > GROUP_METADATA_BYTES_MAX:
         return f"`metadata` has {size} bytes, allowed are {GROUP_METADATA_BYTES_MAX}."
     return ""

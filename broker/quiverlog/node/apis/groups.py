@@ -208,11 +208,17 @@ class _Entries:
         self.asked = asked
         self.good: list[Entry] = []
         self._errors: list[QuiverlogError | None] = []
+        topics: dict[bytes, QuiverlogError | None] = {}
         for one in asked:
-            error = _why_refused(broker, call, rights, one, deletes=deletes)
+            topic_id = one.topic_id
+            if topic_id not in topics:
+                topics[topic_id] = _why_hidden(broker, call, rights, topic_id)
+            error = topics[topic_id]
+            if not deletes and (why := g.why_no_offset(one)):
+                error = InvalidRequest(f"partition {one.partition}: {why}")
             self._errors.append(error)
             if error is None:
-                values = one.topic_id, one.partition, one.offset, one.leader_epoch, one.metadata
+                values = topic_id, one.partition, one.offset, one.leader_epoch, one.metadata
                 self.good.append(Entry(*values))
 
     def results(self, errors: Sequence[QuiverlogError | None]) -> list[g.OffsetResult]:
@@ -230,17 +236,15 @@ class _Entries:
         return results
 
 
-def _why_refused(
-    broker: Broker, call: Call, rights: Rights | None, one: g.CommittedOffset, *, deletes: bool
+def _why_hidden(
+    broker: Broker, call: Call, rights: Rights | None, topic_id: bytes
 ) -> QuiverlogError | None:
-    if not deletes and (why := g.why_no_offset(one)):
-        return InvalidRequest(f"partition {one.partition}: {why}")
-    topic = broker.view.image.topics_by_id.get(one.topic_id)
+    topic = broker.view.image.topics_by_id.get(topic_id)
     if topic is None or is_internal(topic.name):
-        return no_topic_id(one.topic_id)
+        return no_topic_id(topic_id)
     if rights is not None:
         try:
-            rights.check_topic(call.request.API, _READ, topic.name, no_topic_id(one.topic_id))
+            rights.check_topic(call.request.API, _READ, topic.name, no_topic_id(topic_id))
         except QuiverlogError as error:
             return error.with_traceback(None)
     return None
