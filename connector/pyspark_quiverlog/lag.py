@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
@@ -26,6 +27,7 @@ from quiverlog.types import TopicPartition
 from quiverlog.version import VERSION
 
 from . import pool
+from .progress import AFTER_FAILURE_S, report
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -40,11 +42,13 @@ class SourceLag:
     """The unread rows of one source, when its last micro-batch was planned.
 
     `ranges`: per partition the next row to read, and the end of the log. `stored_bytes`: their
-    size; None where it was not requested, or not available.
+    size; `seconds`: the age of the oldest of them, 0 where there is none; None where it was not
+    requested, or not available.
     """
 
     ranges: Mapping[TopicPartition, tuple[int, int]]
     stored_bytes: int | None = None
+    seconds: float | None = None
 
     @property
     def rows(self) -> dict[TopicPartition, int]:
@@ -64,7 +68,9 @@ class SourceLag:
             f"{counted(len(self.ranges), 'partition', 'partitions')} "
             f"(min {min(rows)}, average {self.total / len(rows):.1f}, max {max(rows)})"
         )
-        return text if self.stored_bytes is None else f"{text}, {self.stored_bytes} bytes"
+        if self.stored_bytes is not None:
+            text += f", {self.stored_bytes} bytes"
+        return text if self.seconds is None else f"{text}, {self.seconds:.1f} s"
 
 
 def source_lags(progress: Any) -> list[SourceLag]:
@@ -86,28 +92,39 @@ def _get(value: Any, key: str) -> Any:
     return value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
 
 
-def _positions(offset: Any) -> dict[TopicPartition, int] | None:
+def _offset(offset: Any) -> SourceOffset | None:
     try:
-        read = SourceOffset.from_json(json.loads(offset) if isinstance(offset, str) else offset)
+        return SourceOffset.from_json(json.loads(offset) if isinstance(offset, str) else offset)
     except (QuiverlogError, ValueError, TypeError, AttributeError):
         return None  # another source's offset
-    return {
-        TopicPartition(topic, partition): position.offset
-        for topic, positions in read.topics.items()
-        for partition, position in positions.partitions.items()
-    }
+
+
+def _positions(offset: Any) -> dict[TopicPartition, int] | None:
+    read = _offset(offset)
+    return (
+        None
+        if read is None
+        else {
+            TopicPartition(topic, partition): position.offset
+            for topic, positions in read.topics.items()
+            for partition, position in positions.partitions.items()
+        }
+    )
 
 
 METRICS: Final = {
     "quiverlog.spark.lag.rows": ("{row}", "Rows of a partition that the query has not read yet."),
     "quiverlog.spark.lag.bytes": ("By", "Stored bytes of these rows, by source of the query."),
+    "quiverlog.spark.lag.seconds": ("s", "Age of the oldest row of a source that is not read yet."),
     "quiverlog.spark.micro.batch": ("{batch}", "Number of the query's last micro-batch."),
 }
 """Gauges by OpenTelemetry's name: unit, meaning."""
+TITLE_EVERY_S: Final = 5.0
+"""Between two titles that a listener gives the groups of its queries."""
 _REQUEST_S: Final = 10.0
 """A connection's time to send its request."""
 
-Sample = tuple[dict[str, str], int]
+Sample = tuple[dict[str, str], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +156,7 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
             addresses = tuple(str(a) for a in parse_addresses(bootstrap_servers))
             access = pool.Access(file=security_file)
             self._endpoint = pool.Endpoint(addresses, "spark-lag", 10.0, 10.0, access)
+        self._report_at_s = 0.0
         self._seen: dict[str, _Seen] = {}
         self._servers: list[_Server] = []
 
@@ -154,6 +172,7 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
         if not lags:
             return
         name = str(progress.name or progress.id)
+        self._report(progress, f"{name}, micro-batch {progress.batchId}")
         self._seen[str(progress.id)] = _Seen(name, progress.batchId, lags)
         for lag in lags:
             logger.log(self._level, "query %s, micro-batch %d, %s", name, progress.batchId, lag)
@@ -226,6 +245,9 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
                     for where, rows in lag.rows.items():
                         place = {"topic": where.topic, "partition": str(where.partition)}
                         yield of_source | place, rows
+                elif metric.endswith("seconds"):
+                    if lag.seconds is not None:
+                        yield of_source, round(lag.seconds, 3)
                 elif lag.stored_bytes is not None:
                     yield of_source, lag.stored_bytes
 
@@ -238,7 +260,26 @@ class LagListener(StreamingQueryListener):  # type: ignore[misc]
         except QuiverlogError as error:  # a listener must not fail for what it only displays
             logger.debug("the bytes of the lag are not available: %s", error)
             return lag
-        return SourceLag(lag.ranges, sum(size.byte_count for size in sizes.values()))
+        firsts = [size.first_row_us for size in sizes.values() if size.first_row_us >= 0]
+        seconds = None
+        if len(firsts) == len(sizes):  # Else an older broker has answered.
+            seconds = max(0.0, time.time() - min(firsts) / 1e6) if firsts else 0.0
+        return SourceLag(lag.ranges, sum(size.byte_count for size in sizes.values()), seconds)
+
+    def _report(self, progress: Any, title: str) -> None:
+        """Give the groups that the query's sources are shown as its title."""
+        if self._endpoint is None or time.monotonic() < self._report_at_s:
+            return
+        self._report_at_s = time.monotonic() + TITLE_EVERY_S
+        for source in progress.sources or ():
+            end = _offset(_get(source, "endOffset"))
+            if end is None or not end.query_id:
+                continue
+            try:
+                report(self._endpoint, end, title=title)
+            except QuiverlogError as error:
+                logger.debug("the title of %s is not reported: %s", title, error)
+                self._report_at_s = time.monotonic() + AFTER_FAILURE_S
 
 
 def _escaped(text: str) -> str:

@@ -21,11 +21,12 @@ from quiverlog.errors import (
     QuiverlogError,
     UnsupportedVersion,
 )
+from quiverlog.limits import GROUP_TITLE_CHARS_MAX
 
 from . import pool
 from .options import ReadOptions
 
-__all__ = ["ProgressReporter", "group_of", "reporter_of"]
+__all__ = ["AFTER_FAILURE_S", "ProgressReporter", "group_of", "report", "reporter_of"]
 
 REPORT_EVERY_S: Final = 1.0
 AFTER_FAILURE_S: Final = 30.0
@@ -36,14 +37,45 @@ _OLDER: Final = (FeatureNotFinalised, UnsupportedVersion)
 logger = logging.getLogger("pyspark_quiverlog.progress")
 
 
-def group_of(name: str | None, query_id: str) -> str:
-    """Return the name under which a query is shown; `name`: the option `groupId`."""
-    return name or f"spark-{query_id}"
+def group_of(offset: SourceOffset) -> str:
+    """Return the name under which a query is shown."""
+    return offset.group or f"spark-{offset.query_id}"
 
 
 def reporter_of(query_id: str) -> bytes:
     """Return the id of the member that a query is shown as, the same over its restarts."""
     return hashlib.blake2b(query_id.encode(), digest_size=_REPORTER_BYTES).digest()
+
+
+def report(
+    where: pool.Endpoint, offset: SourceOffset, *, title: str = "", rows_per_s: int = 0
+) -> None:
+    """Send one report. With a title it is that alone, and the position stays as it was reported."""
+    from quiverlog.client.admin.groups import ask_coordinator
+    from quiverlog.wire.group_messages import (
+        ReportedPosition,
+        ReportProgressRequest,
+        ReportProgressResponse,
+    )
+
+    assert offset.query_id, "a position without an id is not reported"
+    positions = [
+        ReportedPosition(bytes.fromhex(found.topic_id), partition, at.offset, at.epoch)
+        for found in offset.topics.values()
+        for partition, at in found.partitions.items()
+    ]
+    request = ReportProgressRequest(
+        group=group_of(offset),
+        reporter=reporter_of(offset.query_id),
+        title=title[:GROUP_TITLE_CHARS_MAX],
+        positions=[] if title else positions,
+        rows_per_s=rows_per_s,
+    )
+    client = pool.client(where)
+    asked = ask_coordinator(
+        client.cluster, request.group, request, ReportProgressResponse, makes=True
+    )
+    client.run(asked)
 
 
 class ProgressReporter:
@@ -104,30 +136,7 @@ class ProgressReporter:
             time.sleep(pause_s)
 
     def _report(self, offset: SourceOffset, rows_per_s: int) -> None:
-        from quiverlog.client.admin.groups import ask_coordinator
-        from quiverlog.wire.group_messages import (
-            ReportedPosition,
-            ReportProgressRequest,
-            ReportProgressResponse,
-        )
-
-        assert offset.query_id, "a start without an id is not reported"
-        group = group_of(self._options.group_id, offset.query_id)
-        positions = [
-            ReportedPosition(bytes.fromhex(found.topic_id), partition, at.offset, at.epoch)
-            for found in offset.topics.values()
-            for partition, at in found.partitions.items()
-        ]
-        request = ReportProgressRequest(
-            group=group,
-            reporter=reporter_of(offset.query_id),
-            positions=positions,
-            rows_per_s=rows_per_s,
-        )
-        client = pool.client(pool.endpoint(self._options))
-        client.run(
-            ask_coordinator(client.cluster, group, request, ReportProgressResponse, makes=True)
-        )
+        report(pool.endpoint(self._options), offset, rows_per_s=rows_per_s)
 
 
 def _rows_between(before: SourceOffset, after: SourceOffset) -> int:

@@ -187,7 +187,7 @@ def test_no_address_counts_where_no_broker_answers(cluster: LocalCluster, is_kno
 
 
 class Forger:
-    """Says in the name of followers that they have every row of a partition."""
+    """Claims in the name of followers that they have every row of a partition."""
 
     def __init__(self, cluster: LocalCluster, leader: int, followers: list[int]) -> None:
         self._address = address(cluster, leader)

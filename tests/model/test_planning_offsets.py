@@ -36,6 +36,7 @@ offsets = st.one_of(
         resume=st.one_of(st.none(), topics),
         kept=st.one_of(st.none(), topics),
         query_id=st.one_of(st.just(""), st.from_regex("[0-9a-f]{8}", fullmatch=True)),
+        group=st.sampled_from(["", "billing"]),
     ),
 )
 
@@ -66,6 +67,7 @@ def test_equal_offsets_are_equal_texts(offset: SourceOffset, random: Any) -> Non
         None if offset.resume is None else shuffle(offset.resume),
         None if offset.kept is None else shuffle(offset.kept),
         offset.query_id,
+        offset.group,
     )
     assert json.dumps(other.to_json()) == json.dumps(offset.to_json())
 
@@ -76,11 +78,12 @@ def test_the_text_itself_is_fixed() -> None:
         {"b": TopicPositions("0f" * 16, {10: Position(7, 1), 9: Position(0, -1)})},
         first={"b": TopicPositions("0f" * 16, {9: Position(0, -1)})},
         query_id="5eed0f00",
+        group="billing",
     )
     assert json.dumps(offset.to_json(), separators=(",", ":")) == (
         '{"v":1,"topics":{"b":{"id":"0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f",'
         '"partitions":{"9":[0,-1],"10":[7,1]}}},'
-        '"_first":{"b":{"id":"0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f","partitions":{"9":[0,-1]}}},"_id":"5eed0f00"}'
+        '"_first":{"b":{"id":"0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f","partitions":{"9":[0,-1]}}},"_id":"5eed0f00","_group":"billing"}'
     )
 
 
@@ -180,6 +183,8 @@ def test_where_a_batch_begins(
         ({"v": 1, "topics": {}, "_id": ""}, "damaged"),
         ({"v": 1, "topics": {}, "_id": "5EED0F00"}, "damaged"),
         ({"v": 1, "topics": {}, "_id": 5}, "damaged"),
+        ({"v": 1, "topics": {}, "_group": ""}, "damaged"),
+        ({"v": 1, "topics": {}, "_group": "a/b"}, "damaged"),
         ({"v": 1, "topics": {}, "_newer": {}}, "'_newer', which this release does not know"),
     ],
     ids=str,

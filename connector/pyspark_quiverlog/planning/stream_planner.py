@@ -431,15 +431,16 @@ class StreamPlanner:
             if known != begin:
                 resumed[where] = begin
         group = self._view.group
-        query_id = self._start.query_id or self._new_id
+        query_id, name = self._start.query_id or self._new_id, self._options.group_id or ""
         if self._start.is_start:
             first = group({w: self._begin[w] for w in self._begin})
-            return SourceOffset(group(positions), first=first, query_id=query_id)
+            return SourceOffset(group(positions), first=first, query_id=query_id, group=name)
         return SourceOffset(
             group(positions),
             resume=group(resumed) if resumed else None,
             kept=self._unselected() or None,
             query_id=query_id,
+            group=name,
         )
 
     def _must_be_named(self, where: TopicPartition) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import time
 import urllib.error
 import urllib.request
 from types import SimpleNamespace
@@ -15,7 +16,10 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from pyspark_quiverlog import LagListener, pool, source_lags
+from pyspark_quiverlog import lag as module
 from pyspark_quiverlog.lag import METRICS
+from pyspark_quiverlog.progress import group_of
+from quiverlog.client.base.results import RangeSize
 from quiverlog.errors import ConnectionFailed, InvalidArgument
 from quiverlog.types import TopicPartition
 
@@ -84,15 +88,16 @@ def test_the_listener_logs_and_remembers(caplog: pytest.LogCaptureFixture) -> No
 class Sizes:
     """A client that returns the sizes of ranges, or whose brokers are gone."""
 
-    def __init__(self, fail: bool) -> None:
+    def __init__(self, fail: bool, age_s: float | None = 30.0) -> None:
         self.asked: list[Any] = []
         self._fail = fail
+        self._first_us = -1 if age_s is None else round((time.time() - age_s) * 1e6)
 
     def describe_ranges(self, ranges: Any) -> Any:
         self.asked.append(ranges)
         if self._fail:
             raise ConnectionFailed("no broker answers")
-        return {w: SimpleNamespace(byte_count=100) for w in ranges}
+        return {w: RangeSize(0, 100, self._first_us) for w in ranges}
 
 
 @pytest.mark.parametrize(("fail", "stored"), [(False, 200), (True, None)])
@@ -108,6 +113,51 @@ def test_bytes_are_asked_for_where_rows_are_behind(
     assert sizes.asked == [{TopicPartition("t", 1): (20, 50), TopicPartition("t", 2): (5, 6)}]
 
 
+@pytest.mark.parametrize(("age_s", "seconds"), [(30.0, 30.0), (-5.0, 0.0), (None, None)])
+def test_seconds_are_the_age_of_the_oldest_row(
+    monkeypatch: pytest.MonkeyPatch, age_s: float | None, seconds: float | None
+) -> None:
+    """Not below 0, where clocks differ; none from a broker that does not bring the time."""
+    monkeypatch.setattr(pool, "client", lambda endpoint: Sizes(False, age_s))
+    listener = LagListener(bootstrap_servers="127.0.0.1:9292")
+    listener.onQueryProgress(SimpleNamespace(progress=progress(BEHIND)))
+    (lag,) = listener.last["q1"]
+    assert lag.seconds == (seconds if seconds is None else pytest.approx(seconds, abs=2))
+    assert str(lag).endswith("bytes" if seconds is None else " s")
+
+
+def test_the_groups_of_a_query_get_its_title(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most once in five seconds; what fails is tried again after half a minute."""
+    at_s = [100.0]
+    titles: list[tuple[str, str]] = []
+    errors: list[Exception] = []
+
+    def report(where: Any, end: Any, *, title: str) -> None:
+        if errors:
+            raise errors.pop()
+        titles.append((group_of(end), title))
+
+    monkeypatch.setattr(module, "report", report)
+    monkeypatch.setattr(module.time, "monotonic", lambda: at_s[0])
+    monkeypatch.setattr(pool, "client", lambda endpoint: Sizes(False))
+    listener = LagListener(bootstrap_servers="127.0.0.1:9292")
+    one, other = BEHIND["endOffset"] | {"_id": "5eed0f00"}, BEHIND["endOffset"] | {"_id": "0" * 8}
+    sources = [BEHIND | {"endOffset": one}, BEHIND | {"endOffset": other | {"_group": "billing"}}]
+    event = SimpleNamespace(progress=progress(*sources, BEHIND))
+    for after_s in (0.0, 4.9, 0.1):
+        at_s[0] += after_s
+        listener.onQueryProgress(event)
+    both = [("spark-5eed0f00", "late, micro-batch 7"), ("billing", "late, micro-batch 7")]
+    assert titles == both * 2
+    errors.append(ConnectionFailed("away"))
+    for after_s in (5.0, 29.9, 0.1):
+        at_s[0] += after_s
+        listener.onQueryProgress(event)
+    assert titles == [*both * 2, both[1], *both]
+    LagListener().onQueryProgress(event)
+    assert len(titles) == 7
+
+
 LABELS = r'query="late \"a\\b\"\nc",query_id="q1"'
 NAMED = f"""\
 # HELP quiverlog_spark_lag_rows Rows of a partition that the query has not read yet.
@@ -117,6 +167,9 @@ quiverlog_spark_lag_rows{{{LABELS},source="0",topic="t",partition="1"}} 30
 # HELP quiverlog_spark_lag_bytes Stored bytes of these rows, by source of the query.
 # TYPE quiverlog_spark_lag_bytes gauge
 quiverlog_spark_lag_bytes{{{LABELS},source="0"}} 100
+# HELP quiverlog_spark_lag_seconds Age of the oldest row of a source that is not read yet.
+# TYPE quiverlog_spark_lag_seconds gauge
+quiverlog_spark_lag_seconds{{{LABELS},source="0"}} 0.0
 # HELP quiverlog_spark_micro_batch Number of the query's last micro-batch.
 # TYPE quiverlog_spark_micro_batch gauge
 quiverlog_spark_micro_batch{{{LABELS}}} 7
@@ -124,7 +177,7 @@ quiverlog_spark_micro_batch{{{LABELS}}} 7
 
 
 def heard(monkeypatch: pytest.MonkeyPatch) -> LagListener:
-    monkeypatch.setattr(pool, "client", lambda endpoint: Sizes(fail=False))
+    monkeypatch.setattr(pool, "client", lambda endpoint: Sizes(fail=False, age_s=-60.0))
     listener = LagListener(bootstrap_servers="127.0.0.1:9292")
     one = {"endOffset": offset(t=[10, 20]), "latestOffset": offset(t=[10, 50])}
     seen = progress(one)
@@ -191,7 +244,7 @@ def test_the_lag_as_gauges_of_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> 
         one.name: (one.unit, one.description, [p.value for p in one.data.data_points])
         for one in scope.metrics
     }
-    values = {"rows": [0, 30], "bytes": [100], "batch": [7]}
+    values = {"rows": [0, 30], "bytes": [100], "seconds": [0.0], "batch": [7]}
     assert found == {
         name: (*about, values[name.rpartition(".")[2]]) for name, about in METRICS.items()
     }

@@ -11,6 +11,7 @@ import pytest
 from pyspark_quiverlog import progress as module
 from pyspark_quiverlog.options import Use, parse_read_options
 from pyspark_quiverlog.progress import ProgressReporter, reporter_of
+from quiverlog.client.replay.stream_offsets import SourceOffset
 from quiverlog.errors import (
     ConnectionFailed,
     FeatureNotFinalised,
@@ -119,7 +120,8 @@ def test_starts_without_an_id_are_not_reported(reports: Callable[..., Reports], 
 
 
 def test_names() -> None:
-    assert module.group_of(None, "5eed0f00") == "spark-5eed0f00"
-    assert module.group_of("billing", "5eed0f00") == "billing"
+    offset = SourceOffset.from_json(start(1))
+    assert module.group_of(offset) == "spark-5eed0f00"
+    assert module.group_of(SourceOffset.from_json(start(1, _group="billing"))) == "billing"
     assert len(reporter_of("5eed0f00")) == 16
     assert reporter_of("5eed0f00") == reporter_of("5eed0f00") != reporter_of("5eed0f01")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from quiverlog.errors import InvalidArgument
-from quiverlog.types import NO_EPOCH
+from quiverlog.types import GROUP_NAME, NO_EPOCH
 
 __all__ = ["ID_DIGITS", "Position", "SourceOffset", "TopicPositions", "begin_positions"]
 
@@ -28,7 +28,7 @@ OFFSET_MAX: Final = 2**63 - 1
 EPOCH_MAX: Final = 2**31 - 1
 TOPIC_ID_DIGITS: Final = 32
 ID_DIGITS: Final = 8
-KEYS: Final = frozenset({"v", "topics", "_start", "_first", "_resume", "_kept", "_id"})
+KEYS: Final = frozenset({"v", "topics", "_start", "_first", "_resume", "_kept", "_id", "_group"})
 
 
 class Position(NamedTuple):
@@ -54,7 +54,8 @@ class SourceOffset:
     micro-batch. `resume`: where the batch that ends here begins, for new partitions and those where
     rows were lost. `kept`: positions of partitions that the options do not select now. `query_id`:
     8 hex digits, drawn for the first end and carried on by all later ones: a source gets
-    neither the query's id nor its name. "": of an earlier release, or a start.
+    neither the query's id nor its name. "": of an earlier release, or a start. `group`:
+    the option `groupId`, for those who see the offset alone; "": none.
     """
 
     topics: Mapping[str, TopicPositions]
@@ -63,6 +64,7 @@ class SourceOffset:
     resume: Mapping[str, TopicPositions] | None = None
     kept: Mapping[str, TopicPositions] | None = None
     query_id: str = ""
+    group: str = ""
 
     def position(self, topic: str, partition: int) -> Position | None:
         positions = self.topics.get(topic)
@@ -84,6 +86,8 @@ class SourceOffset:
             result["_kept"] = _topics_to_json(self.kept)
         if self.query_id:
             result["_id"] = self.query_id
+        if self.group:
+            result["_group"] = self.group
         return result
 
     @classmethod
@@ -116,7 +120,8 @@ class SourceOffset:
             topics = _topics_from_json(data["topics"])
             is_start = _flag(data.get("_start", False))
             query_id = _query_id(data["_id"]) if "_id" in data else ""
-            return cls(topics, is_start, **optional, query_id=query_id)
+            group = _group(data["_group"]) if "_group" in data else ""
+            return cls(topics, is_start, **optional, query_id=query_id, group=group)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidArgument(
                 f"the checkpoint's offset is damaged ({error!r}): {_short(data)}"
@@ -184,6 +189,12 @@ def _topic_id(text: str) -> str:
 def _query_id(text: str) -> str:
     if re.fullmatch(f"[0-9a-f]{{{ID_DIGITS}}}", text) is None:
         raise ValueError(f"_id {text!r}")
+    return text
+
+
+def _group(text: str) -> str:
+    if GROUP_NAME.fullmatch(text) is None:
+        raise ValueError(f"_group {text!r}")
     return text
 
 

@@ -569,7 +569,10 @@ class Coordinator:
         rows_per_second: float,
         now: Now,
     ) -> list[Record]:
-        """Take where a Spark query reads. Raises InvalidGroup, GroupFull."""
+        """Take where a Spark query reads; no title, or no positions: as before.
+
+        Raises InvalidGroup, GroupFull.
+        """
         check_name(name)
         group = self.groups.get(name)
         if group is None:
@@ -579,6 +582,12 @@ class Coordinator:
             raise InvalidGroup(f"{name!r} is a group of consumers, not of a Spark query.")
         if reporter not in group.reports and len(group.reports) >= OBSERVERS_PER_GROUP_MAX:
             raise GroupFull(f"{OBSERVERS_PER_GROUP_MAX} queries report as {name!r}, the most.")
+        before = group.reports.get(reporter) or group.observed.get(reporter)
+        if before is not None:
+            # The source reports positions, the driver's listener the title.
+            title = title or before.title
+            if not positions:
+                positions, rows_per_second = before.positions, before.rows_per_second
         row = Observed(title, tuple(positions), rows_per_second, now.wall_us)
         group.reports[reporter] = row
         records = []

@@ -117,3 +117,13 @@ def test_a_topic_that_is_gone_is_left_out(node: GroupDriver) -> None:
     report(node, positions=[g.ReportedPosition(b"x" * 16, 0, 4), g.ReportedPosition(node.topic)])
     (offset,) = described(node).offsets
     assert (offset.topic_id, offset.offset) == (node.topic, 0)
+
+
+def test_a_title_alone_leaves_the_position(node: GroupDriver) -> None:
+    """The source reports positions, the listener of the driver the title."""
+    report(node, title="")
+    report(node, title="late, micro-batch 7", offsets={}, rows_per_s=0)
+    report(node, title="", offsets={0: 8})
+    found = described(node)
+    assert [(one.title, one.rows_per_s) for one in found.members] == [("late, micro-batch 7", 5)]
+    assert [one.offset for one in found.offsets] == [8]
