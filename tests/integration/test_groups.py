@@ -7,18 +7,21 @@ import os
 import time
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 
+import quiverlog.testing
 from quiverlog.cli.app import run
 from quiverlog.errors import UnknownMember
 from tests.support.broker import BrokerProcess
 from tests.support.metrics import metrics
-from tests.support.raw_groups import RawGroups, RawMember
+from tests.support.raw_groups import ClusterGroups, RawGroups, RawMember
 from tests.support.rawclient import RawClient
 from tests.support.until import until
 
 pytestmark = pytest.mark.process
 PARTITIONS = 6
+SCHEMA = pa.schema([("id", pa.int64())])
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +129,26 @@ def test_an_operator_sees_and_resets_a_group(
     assert run(reset) == 0
     capsys.readouterr()
     assert metrics(broker)["group_rebalances_total"] >= 1
+
+
+@pytest.mark.long
+def test_members_go_on_when_their_coordinator_dies() -> None:
+    group = name()
+    with quiverlog.testing.cluster(3) as cluster, cluster.client() as client:
+        client.create_topic("t", SCHEMA, partitions=PARTITIONS, replication_factor=3)
+        groups = ClusterGroups(client, group)
+        members = [RawMember(groups, group, "t") for _ in range(3)]
+        share(*members)
+        before = [(one.epoch, one.partitions) for one in members]
+        assert all(one.commit(1) == [0, 0] for one in members)
+        dead = client.describe_group(group).info.coordinator
+        cluster.brokers[dead].kill()
+        began_s = time.monotonic()
+        for one in members:
+            one.beat()
+        print(f"the next coordinator answers after {time.monotonic() - began_s:.2f} s", end=" ")
+        assert [(one.epoch, one.partitions) for one in members] == before, "no member joins anew"
+        assert all(one.commit(2) == [0, 0] for one in members)
+        found = client.describe_group(group)
+        assert found.info.coordinator != dead
+        assert {one.committed for one in found.partitions} == {2}

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from quiverlog.client.admin.groups import ask_coordinator
+from quiverlog.client.client import Client
 from quiverlog.errors import QuiverlogError
 from quiverlog.wire import messages as m
 from quiverlog.wire.group_messages import (
@@ -18,12 +20,13 @@ from quiverlog.wire.group_messages import (
     GroupHeartbeatRequest,
     TopicPartitions,
 )
+from quiverlog.wire.registry import APIS
 
 from .broker import BrokerProcess
 from .rawclient import RawClient
 from .until import until
 
-__all__ = ["RawGroups", "RawMember"]
+__all__ = ["ClusterGroups", "RawGroups", "RawMember"]
 
 
 class RawGroups:
@@ -71,8 +74,28 @@ class RawGroups:
         return {one.partition: one.offset for one in response.offsets}
 
 
+class ClusterGroups:
+    """Asks the coordinator of one group, whichever broker that is."""
+
+    def __init__(self, client: Client, group: str) -> None:
+        self._client = client
+        self._group = group
+
+    def ask(self, request: m.Request) -> Any:
+        kind = APIS[int(request.API)].response
+        asked = ask_coordinator(self._client.cluster, self._group, request, kind, makes=True)
+        return self._client.run(asked)
+
+    def commit(self, topic_id: bytes, offsets: dict[int, int], **fields: Any) -> list[int]:
+        entries = [CommittedOffset(topic_id, *one) for one in offsets.items()]
+        response = self.ask(CommitOffsetsRequest(entries=entries, **fields))
+        return [one.error_code for one in response.entries]
+
+
 class RawMember:
-    def __init__(self, groups: RawGroups, group: str, topic: str, **fields: Any) -> None:
+    def __init__(
+        self, groups: RawGroups | ClusterGroups, group: str, topic: str, **fields: Any
+    ) -> None:
         self._groups = groups
         self._joins: dict[str, Any] = {"topics": [topic], **fields}
         self.group = group
