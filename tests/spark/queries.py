@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,3 +53,8 @@ def wait_for(condition: Callable[[], bool], query: Any, timeout: float = 60) -> 
             raise query.exception()
         assert time.monotonic() < deadline, "not in time"
         time.sleep(0.02)
+
+
+def run_cli(*words: str) -> str:
+    command = [sys.executable, "-m", "quiverlog", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

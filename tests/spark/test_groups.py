@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from pyspark_quiverlog import LagListener
 from quiverlog.batch.checksum import crc32c
 from quiverlog.client.cluster.routing import answers_of_leaders
 from quiverlog.types import GROUPS_TOPIC, TopicPartition
 from quiverlog.wire import group_messages as g
 from tests.spark.conftest import produce, read_stream
-from tests.spark.queries import Collected, wait_for
+from tests.spark.queries import Collected, run_cli, wait_for
 from tests.support.until import until
 
 pytestmark = pytest.mark.spark
@@ -53,6 +54,8 @@ def test_a_query_is_one_group_over_its_restarts(
 ) -> None:
     name = topic(partitions=1)
     group = f"late-{name}"
+    listener = LagListener(bootstrap_servers=broker.bootstrap)
+    spark.streams.addListener(listener)
     rows = 0
     members = set()
     for _ in range(2):
@@ -69,4 +72,13 @@ def test_a_query_is_one_group_over_its_restarts(
         (found,) = described(client, group)
         members |= {one.member_id for one in found.members}
         assert found.type == g.GroupType.OBSERVER
+    spark.streams.removeListener(listener)
     assert len(members) == 1
+    detail = client.describe_group(group)
+    assert (detail.info.type, len(detail.members)) == ("observer", 1)
+    assert "micro-batch" in detail.members[0].title
+    (partition,) = detail.partitions
+    assert (partition.committed, partition.lag_rows, partition.lag_s) == (rows, 0, 0)
+    shown = run_cli("group", "describe", group, "-b", broker.bootstrap)
+    assert f"{name}  " in shown
+    assert "micro-batch" in shown

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,9 @@ import pytest
 
 from quiverlog.errors import OffsetOutOfRange
 from tests.spark.conftest import TRADES, produce, read_stream
-from tests.spark.queries import Collected, run_available
+from tests.spark.queries import Collected, run_available, run_cli
 
 pytestmark = pytest.mark.spark
-
-
-def run_cli(*words: str) -> str:
-    command = [sys.executable, "-m", "quiverlog", *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 class FailsAt(Collected):

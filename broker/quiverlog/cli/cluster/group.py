@@ -179,7 +179,7 @@ def _print_members(found: GroupDetail) -> None:
         [
             (
                 one.member_id,
-                one.client_id,
+                one.title or one.client_id,
                 one.host,
                 one.instance_id,
                 one.state,

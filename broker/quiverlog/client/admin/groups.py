@@ -113,7 +113,9 @@ class MemberInfo:
         state: "joining"; "stable"; "unrevoked": has to give up partitions; "unreleased": waits
             for partitions of others; "left": for a while.
         partitions: topic -> numbers, of what it may read.
-        silent_s: seconds since its last heartbeat; None: unknown.
+        silent_s: seconds since its last heartbeat, or report; None: unknown.
+        title: of a Spark query: its name, its micro-batch; "": a consumer, or not reported.
+        rows_per_s: of a Spark query.
     """
 
     member_id: str
@@ -126,6 +128,8 @@ class MemberInfo:
     topics: tuple[str, ...]
     partitions: Mapping[str, tuple[int, ...]]
     silent_s: float | None
+    title: str = ""
+    rows_per_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,8 @@ class GroupPartition:
         lag_rows, lag_bytes: between them; without a committed offset, from the first row kept.
         lag_s: age of the first row that is not processed; 0: there is none.
         is_pending: a transaction is about to commit another offset.
-        member_id, client_id, host: of the member that reads it; "": no member does.
+        member_id, client_id, host: of the member that reads it; "": no member does. A Spark
+            query has its title as `client_id`.
     """
 
     topic: str
@@ -297,6 +302,8 @@ def _member(one: GroupMember, names: Mapping[bytes, str]) -> MemberInfo:
             if share.topic_id in names
         },
         None if one.silent_ms < 0 else one.silent_ms / 1000,
+        one.title,
+        one.rows_per_s,
     )
 
 
@@ -325,7 +332,7 @@ def _partition(
         one.metadata,
         one.is_pending,
         one.member_id.hex(),
-        "" if member is None else member.client_id,
+        "" if member is None else member.title or member.client_id,
         "" if member is None else member.host,
     )
 
