@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -25,7 +25,7 @@ from quiverlog.cli.console.output import human_bytes, print_fields, print_json, 
 from quiverlog.cli.console.spans import SPAN, total
 from quiverlog.cli.console.staged_rows import seconds_shown
 from quiverlog.errors import InvalidGroup
-from quiverlog.types import TopicPartition
+from quiverlog.types import GROUPS_TOPIC, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +33,11 @@ if TYPE_CHECKING:
     from quiverlog.client.admin.groups import GroupDetail, GroupPartition
     from quiverlog.client.client import Client
 
-__all__ = ["group"]
+__all__ = ["group", "groups_that_stand_still"]
+
+STILL_S: Final = 600
+"""A group that has members, and rows older than this, and committed nothing meanwhile."""
+_LOOKED_AT_MAX: Final = 100
 
 STATES = ("empty", "assigning", "reconciling", "stable")
 TYPES = ("consumer", "observer", "simple")
@@ -476,3 +480,40 @@ def delete(name: str, yes: bool, bootstrap: str, timeout_s: float) -> None:
     with open_client(bootstrap, timeout_s=timeout_s) as client:
         client.delete_group(name)
     click.echo(f"deleted {name}.")
+
+
+# --- for `quiverlog doctor` ---------------------------------------------------------------------
+def groups_that_stand_still(
+    client: Client, topics: Mapping[str, object], now: datetime
+) -> list[tuple[str, str]]:
+    """Return what is wrong with groups that have members, and what to do."""
+    if GROUPS_TOPIC not in topics:
+        return []  # No broker is asked: it never saw a group.
+    found = []
+    with_members = [one for one in client.list_groups(types=["consumer"]).groups if one.members]
+    for one in with_members[:_LOOKED_AT_MAX]:
+        try:
+            detail = client.describe_group(one.group)
+        except InvalidGroup:
+            continue  # It was deleted meanwhile.
+        still = [part for part in detail.partitions if _stands_still(part, now)]
+        if still:
+            oldest = max(still, key=lambda part: part.lag_s or 0)
+            reader = oldest.client_id or "no member"
+            found.append(
+                (
+                    f"{one.group}: {len(still)} partitions stand still; the next row of"
+                    f" {oldest.topic}-{oldest.partition} (read by {reader}) has waited"
+                    f" {seconds_shown(oldest.lag_s or 0)}",
+                    f"Look at that member's process; quiverlog group describe {one.group} --members"
+                    " shows all.",
+                )
+            )
+    return found
+
+
+def _stands_still(part: GroupPartition, now: datetime) -> bool:
+    if not part.lag_rows or part.lag_s is None or part.lag_s < STILL_S:
+        return False
+    committed = part.committed_at
+    return committed is None or (now - committed).total_seconds() >= STILL_S

@@ -272,6 +272,7 @@ def _judge_workers(
 
 
 def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
+    from quiverlog.cli.cluster.group import groups_that_stand_still
     from quiverlog.cli.console.cluster_health import (
         as_known,
         failed_writes,
@@ -289,7 +290,7 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
     began_s = time.monotonic()
     try:
         seen = seen_or_failure(bootstrap, timeout_s)
-        found, few, raises, secured, staging = seen.found, [], [], [], []
+        found, few, raises, secured, staging, still = seen.found, [], [], [], [], []
         if found.is_current:
             with open_client(
                 bootstrap, timeout_s=timeout_s, skipped=seen.silent, began_s=began_s
@@ -298,6 +299,7 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
                 topics = by_name.values()
                 rooms, _ = staging_rooms(client, by_name)
                 staging = staging_warnings(rooms, datetime.now(UTC))
+                still = groups_that_stand_still(client, by_name, datetime.now(UTC))
                 few, raises = with_fewer_replicas(found, topics), unfinished_raises(found, topics)
                 settings = _settings(client, [one.node_id for one in found.brokers])
                 secured = [*_users(client, settings)]
@@ -332,6 +334,7 @@ def _brokers(bootstrap: str, timeout_s: float) -> list[Finding]:
     if raises:
         findings.append(Finding("replicas", WARNING, *not_raised(found, raises)))
     findings += [Finding("transactions", WARNING, *one) for one in staging]
+    findings += [Finding("groups", WARNING, *one) for one in still]
     return findings + secured
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import quiverlog
 from quiverlog.cli.app import run
 from quiverlog.cli.cluster import group as commands
+from quiverlog.client.admin.groups import GroupDetail, GroupInfo, GroupList, GroupPartition
 from quiverlog.client.client import Client
 from quiverlog.errors import InvalidArgument, InvalidGroup
 from quiverlog.types import TopicPartition
@@ -214,3 +217,49 @@ def test_arguments_of_the_client(client: Client, name: str) -> None:
         client.list_groups(types=["share"])
     with pytest.raises(InvalidArgument, match="-1"):
         client.alter_group_offsets(name, {TopicPartition("t", 0): -1})
+
+
+# --- for the doctor -----------------------------------------------------------------------------
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def partition(lag_s: float | None, committed_s: float | None, rows: int | None = 5) -> Any:
+    """One whose next row has waited, and whose last commit was so long ago."""
+    committed = None if committed_s is None else NOW - timedelta(seconds=committed_s)
+    return GroupPartition(
+        "t", 3, 1, 6, rows, 9, lag_s, committed, "", False, "00", "a worker", "host"
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "is_still"),
+    [
+        (partition(600.0, 600.0), True),
+        (partition(600.0, None), True),
+        (partition(599.0, 600.0), False),
+        (partition(600.0, 599.0), False),
+        (partition(None, None), False),
+        (partition(900.0, 900.0, rows=0), False),
+        (partition(900.0, 900.0, rows=None), False),
+    ],
+)
+def test_a_group_stands_still_with_old_rows_and_no_commit(part: Any, is_still: bool) -> None:
+    info = GroupInfo("g", "consumer", "stable", 1, 2, 0)
+
+    class Asked:
+        def list_groups(self, types: list[str]) -> GroupList:
+            assert types == ["consumer"]
+            return GroupList((info, replace(info, group="empty", members=0)), ())
+
+        def describe_group(self, name: str) -> GroupDetail:
+            assert name == "g", "those without members are not asked about"
+            return GroupDetail(info, "uniform", (), (part,))
+
+    client: Any = Asked()
+    assert commands.groups_that_stand_still(client, {}, NOW) == [], "there was never a group"
+    found = commands.groups_that_stand_still(client, {"__groups": None}, NOW)
+    assert bool(found) is is_still
+    if found:
+        ((what, advice),) = found
+        assert "g: 1 partitions stand still; the next row of t-3 (read by a worker)" in what
+        assert "group describe g" in advice
