@@ -18,15 +18,17 @@ from tests.support.group_world import Violation
 SEEDS = 60
 SEEDS_PER_BUG = 200
 FIRST_SEEDS = {
-    "a fenced member goes on": 1,
-    "a heartbeat is answered before it is safe": 1,
-    "a late PREPARE begins again what is over": 11,
-    "a late commit of a revoked partition is taken": 1,
+    "a late commit of a revoked partition is taken": 7,
+    "a new coordinator has not replayed all": 1,
     "a pending offset is shown": 16,
     "a repetition goes on like any other heartbeat": 2,
-    "after a failover an older heartbeat counts": 24,
-    "offsets are lost by a snapshot": 2,
-    "rows between those of a snapshot are lost": 9,
+    "a target that could not be stored is not computed again": 45,
+    "after a failover an older heartbeat counts": 40,
+    "offsets are lost by a snapshot": 8,
+    "offsets of another try are settled": 6,
+    "rows between those of a snapshot are lost": 5,
+    "the failure of an earlier try settles the next": 1,
+    "what could not be stored stays": 1,
 }
 """Where a hunt begins: of bugs that few seeds notice, one that did. Any change shifts them."""
 COORDINATOR = "core.groups.coordinator:Coordinator"
@@ -119,6 +121,12 @@ BUGS: dict[str, Mutation | tuple[Mutation, ...]] = {
     ),
     "the leader epoch of a commit is dropped": Mutation(
         f"{OFFSETS}._row", "one.leader_epoch", "-1"
+    ),
+    "what could not be stored stays": Mutation(
+        f"{COORDINATOR}.drop_pending", "self._put(before)", "pass"
+    ),
+    "a target that could not be stored is not computed again": Mutation(
+        f"{COORDINATOR}.tick", "group.target_due(now.mono_us + _RETRY_US)", "pass"
     ),
     # The few lines of shell and of client that the world has.
     "a commit is answered before it is safe": Mutation(

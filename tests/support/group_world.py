@@ -143,6 +143,8 @@ class Coordinating(Leader):
         # (group, member) -> the reply that is held back.
         self._held: dict[tuple[str, bytes], tuple[int, Any]] = {}
         self._is_snapshotting = False
+        # Appends of which nothing was stored, as on a full disk: it goes on serving.
+        self._refusals = 0
         for offset in range(log.start, len(self.rows)):
             self.core.apply(offset, self.rows[offset].content)
         world.after(2, self._serve)
@@ -167,6 +169,8 @@ class Coordinating(Leader):
     def _tick(self) -> None:
         if not self.is_answering:
             return
+        if self.world.chaos and self.world.rng.random() < 0.02:
+            self._refuse()
         due_us = self.core.next_us()
         while due_us is not None and due_us <= self.moment.mono_us:
             ticked = self.core.tick(self.world, self.moment)
@@ -186,6 +190,17 @@ class Coordinating(Leader):
             self._propose(self.core.sweep(self.world, self.moment, _RETENTION_MS))
         self.world.after(1, self._tick)
 
+    def _refuse(self) -> None:
+        """Nothing of what is proposed is stored."""
+        self._refusals += 1
+        self._is_snapshotting = False
+        tail, self.tail = self.tail, []
+        for entry in tail:
+            if entry.then is not None:
+                entry.then(None)
+        # What changed while it could not be recorded.
+        self._propose(self.core.topics_changed(None, self.world, self.moment))
+
     def topics_changed(self, name: str) -> None:
         if self.is_answering:
             self._propose(self.core.topics_changed([name], self.world, self.moment))
@@ -194,17 +209,17 @@ class Coordinating(Leader):
         """The log begins with it when its end is safe."""
         if self.is_answering and not self._is_snapshotting:
             self._is_snapshotting = True
-            self._snapshot_piece(self.core.capture(), self.end)
+            self._snapshot_piece(self.core.capture(), self.end, self._refusals)
 
-    def _snapshot_piece(self, records: Iterator[Record], begin: int) -> None:
-        if not self.is_answering:
+    def _snapshot_piece(self, records: Iterator[Record], begin: int, refusals: int) -> None:
+        if not self.is_answering or refusals != self._refusals:
             return
         for record in islice(records, self.world.rng.choice((1, 1, 4))):
             is_end = record.kind is Kind.SNAPSHOT_END
             self._is_snapshotting = not is_end
             self.append(record, partial(self._trim, begin) if is_end else None)
         if self._is_snapshotting:
-            self.world.after(1, self._snapshot_piece, records, begin)
+            self.world.after(1, self._snapshot_piece, records, begin, refusals)
 
     def _trim(self, begin: int, offset: int | None) -> None:
         if offset is not None:
@@ -220,7 +235,7 @@ class Coordinating(Leader):
 
     def _safe(self, record: Record, then: Callable[[], None] | None, offset: int | None) -> None:
         if offset is None:
-            self.is_serving = False
+            self.is_serving = not self.is_broken
             self.core.drop_pending()
             return
         self.core.apply(offset, record)
