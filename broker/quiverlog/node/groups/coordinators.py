@@ -122,9 +122,9 @@ class _Held(NamedTuple):
 
 class GroupCoordinators:
     __slots__ = (
-        "_census", "_census_us", "_changed", "_counts", "_has_missed", "_held", "_hosting",
-        "_image", "_later", "_metrics", "_number", "_outbox", "_retention_ms", "_serving",
-        "_sweep_us", "_view", "topics",
+        "_census", "_census_us", "_changed", "_counts", "_due_us", "_has_missed", "_held",
+        "_hosting", "_image", "_is_due_known", "_later", "_metrics", "_number", "_outbox",
+        "_retention_ms", "_serving", "_sweep_us", "_view", "topics",
     )  # fmt: skip
 
     def __init__(
@@ -151,6 +151,10 @@ class GroupCoordinators:
         # Topics whose partitions have come or gone since the last turn; None: any may have.
         self._changed: set[str] | None = set()
         self._has_missed = False  # One that could not be recorded.
+        # When the next turn is due, while nothing has asked the machines: each call of the node
+        # looks, also those that are about no group.
+        self._due_us: int | None = None
+        self._is_due_known = False
         self._sweep_us = 0
         self._census: Iterator[str] | None = None
         self._census_us = 0
@@ -164,11 +168,13 @@ class GroupCoordinators:
     def begin(self, hosted: Hosted, machine: Coordinator, now: Now) -> None:
         assert hosted not in self._serving, "the life before has stopped"
         self._serving[hosted] = machine
+        self._is_due_known = False
         self._changed = None  # Topics may have changed while no broker served it.
 
     def stopped(self, hosted: Hosted, error: QuiverlogError, now: Now) -> None:
         assert not hosted.is_serving
         self._serving.pop(hosted, None)
+        self._is_due_known = False
         for key in [key for key, one in self._held.items() if one.hosted is hosted]:
             # It asks the coordinator that follows, under its epoch.
             ended = CoordinatorNotReady(f"group {key[0]!r} is not served here now: {error.message}")
@@ -190,6 +196,7 @@ class GroupCoordinators:
         machine = hosted.serve(under_lease=True)
         assert isinstance(machine, Coordinator)
         assert self._serving.get(hosted) is machine, "what serves has begun"
+        self._is_due_known = False
         return hosted, machine
 
     def coordinated(self) -> list[Coordinator]:
@@ -209,6 +216,11 @@ class GroupCoordinators:
             return None
         if self._changed is None or self._changed or self._census is not None:
             return AT_ONCE_US
+        if not self._is_due_known:
+            self._due_us, self._is_due_known = self._next_due_us(), True
+        return self._due_us
+
+    def _next_due_us(self) -> int | None:
         due = [at for one in self._serving.values() if (at := one.next_us()) is not None]
         due += [one[0] for one in self._later[:1]]
         if any(machine.groups for machine in self._serving.values()):
@@ -216,6 +228,7 @@ class GroupCoordinators:
         return min(due, default=None)
 
     def run(self, now: Now) -> None:
+        self._is_due_known = False
         while self._later and self._later[0][0] <= now.mono_us:
             _, _, key, end = heapq.heappop(self._later)
             self._release(key, end, now)
@@ -327,6 +340,7 @@ class GroupCoordinators:
     ) -> None:
         """As `Hosted.propose`; members for which there is something new then get their answers."""
         hosted.propose(records, now, then, at_leisure=at_leisure)
+        self._is_due_known = False
         machine = self._serving.get(hosted)
         for key in () if machine is None else machine.take_woken():
             held = self._held.get(key)
@@ -375,19 +389,24 @@ class GroupCoordinators:
             return answer
         wait_ms = min(max_wait_ms, answer.interval_ms)
         assert wait_ms > 0
-        yield self.recorded(hosted, machine, beat.group, answer.records, call.now)
-        if hosted not in self._serving or key in self._held:
-            return answer  # Not this coordinator any more, or a newer heartbeat came.
-        yield self._hold(key, hosted, call.now.mono_us + wait_ms * 1000)
+        # In the turn of the answer: what comes while its records are written is news, too.
+        end = self._hold(key, hosted, call.now.mono_us + wait_ms * 1000)
+        try:
+            yield self.recorded(hosted, machine, beat.group, answer.records, call.now)
+        except QuiverlogError:
+            self._release(key, end, call.now)
+            raise
+        yield end.wait
         return (yield from self._woken(call, key, answer))
 
-    def _hold(self, key: _Key, hosted: Hosted, until_us: int) -> Starter:
+    def _hold(self, key: _Key, hosted: Hosted, until_us: int) -> Future:
         end = Future()
         assert key not in self._held, "one heartbeat of a member is held back"
         self._held[key] = _Held(hosted, end)
         self._number += 1
         heapq.heappush(self._later, (until_us, self._number, key, end))
-        return end.wait
+        self._is_due_known = False
+        return end
 
     def _release(self, key: _Key, end: Future, now: Now) -> None:
         held = self._held.get(key)

@@ -346,6 +346,25 @@ def test_a_held_heartbeat_ends_with_its_interval_or_with_the_next_one(node: Grou
     assert node.answer(held) is not None
 
 
+def test_news_that_come_while_a_record_is_written_are_not_missed(node: GroupDriver) -> None:
+    one = node.member(1)
+    other = Played(node, 2)
+    other.beat()
+    node.pass_ms(250)
+    one.beat(owned=one.owned())
+    other.beat(owned=[])
+    assert (one.epoch, other.epoch) == (1, 2)
+    node.request(commit_of(node.topic, 5, member_id=one.id, member_epoch=one.epoch))
+    held = node.request(other.request(max_wait_ms=60_000, owned=[]))
+    # It waits for the commit's flush, and not for the interval, when the first gives up.
+    node.request(one.request(owned=one.owned()))
+    assert node.answer(held) is None
+    node.settle()
+    answer = node.answer(held)
+    assert answer is not None, "not after the interval"
+    assert answer[0].assignment[0].partitions == [2, 3]
+
+
 def test_only_so_many_heartbeats_are_held_back(
     node: GroupDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
