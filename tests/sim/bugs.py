@@ -116,7 +116,10 @@ def write_table(caught: Iterable[Caught], path: Path, *, seeds: int, part: str =
     path.write_text(_ABOVE + text)
 
 
-_PARTS = ("One broker", "A cluster", "Transactions in a cluster", "Transactions in a model", "Raft")
+_PARTS = (
+    *("One broker", "A cluster", "Transactions in a cluster", "Transactions in a model"),
+    *("Groups in a model", "Raft"),
+)
 _ABOVE = """# Planted bugs
 
 Written by `make sim-bugs ARGS='--table tests/sim/planted-bugs.md'`.

@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.model.test_transactions_model import BUGS as MODEL_BUGS
-from tests.model.test_transactions_model import SEEDS_PER_BUG, hunt_in_model
+from tests.model import test_groups_model, test_transactions_model
 from tests.sim.bug import Bug
 from tests.sim.bugs import Caught, hunt, print_table, write_table
 from tests.sim.checker import Violation
@@ -106,9 +105,12 @@ def _hunt(options: argparse.Namespace) -> int:
         hunted = (hunt(b, seeds=seeds, duration_ms=6_000, run=simulate) for b in bugs)
         missed += _show(list(hunted), options.table, len(seeds), part)
         missed -= sum(bug.name in UNPROVEN for bug in bugs)
-    names = [name for name in MODEL_BUGS if (options.bug or "") in name]
-    found = [hunt_in_model(name) for name in names]
-    return missed + _show(found, options.table, SEEDS_PER_BUG, "Transactions in a model")
+    models = {"Transactions": test_transactions_model, "Groups": test_groups_model}
+    for part, model in models.items():
+        names = [name for name in model.BUGS if (options.bug or "") in name]
+        found = [model.hunt_in_model(name) for name in names]
+        missed += _show(found, options.table, model.SEEDS_PER_BUG, f"{part} in a model")
+    return missed
 
 
 def _show(found: list[Caught], table: Path | None, seeds: int, part: str) -> int:
