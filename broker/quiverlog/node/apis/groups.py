@@ -40,7 +40,7 @@ from quiverlog.node.groups.coordinators import shown_state
 from quiverlog.node.runtime.tasks import Call, Steps, Wait
 from quiverlog.node.security.authoriser import Rights, no_topic_id
 from quiverlog.node.security.needs import NEEDS
-from quiverlog.types import Operation, ResourceKind
+from quiverlog.types import GROUP_NAME, Operation, ResourceKind
 from quiverlog.wire import group_messages as g
 
 __all__ = [
@@ -389,7 +389,8 @@ def handle_describe_groups(broker: Broker, call: Call) -> Steps:
     first, section, key = _describe_cursor(request.page)
     rights = broker.authoriser.rights_of(call.connection_id)
     page = _Page()
-    for name in sorted(set(request.groups)):
+    # The name of none is as one that is not there.
+    for name in sorted(one for one in set(request.groups) if GROUP_NAME.fullmatch(one)):
         if name < first or not _may_describe(rights, name):
             continue
         group = broker.groups.group(name)

@@ -192,6 +192,13 @@ def test_a_group_is_described(node: GroupDriver) -> None:
     assert [p.partitions for p in group.members[0].revoking] == [[2, 3]]
 
 
+def test_a_name_that_no_group_can_have_is_left_out(node: GroupDriver) -> None:
+    commit_many(node)
+    names = ["", "a/b", "__x", "x" * 256, "g", "\ud7ff"]
+    (group,) = node.done(g.DescribeGroupsRequest(groups=names)).groups
+    assert group.group == "g"
+
+
 def test_a_description_comes_in_pages(node: GroupDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     commit_many(node, "a", metadata="m" * 100)
     for number in range(3):
