@@ -107,6 +107,7 @@ def start_query(
         spark.readStream.format("quiverlog")
         .option("bootstrap.servers", bootstrap)
         .option("subscribe", "flights")
+        .option("groupId", "delays")
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", rows_max)
         .option("fetchFrom", fetch_from)

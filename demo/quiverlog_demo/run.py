@@ -26,6 +26,7 @@ from quiverlog.addresses import SECURITY_VARIABLE
 from quiverlog.cli.console.failures import CommandFailed, ExitCode
 from quiverlog.cli.console.output import print_json
 from quiverlog.cli.console.terminal import unshielded
+from quiverlog.errors import QuiverlogError
 from quiverlog.installing import install_all
 from quiverlog_demo import expected, report
 from quiverlog_demo.cluster import DemoCluster
@@ -237,6 +238,7 @@ def _run_spark(
         done = run(until="done")
     for name in ("busy_seconds", "batches", "rows_late"):
         done[name] += killed[name]
+    _print_group(client, console)
     rows_out = client.describe_topic("delays").rows
     return _SparkLeg(
         # Without the closing row.
@@ -244,6 +246,17 @@ def _run_spark(
         events,
         cluster.killed.node_id if cluster.killed is not None else None,
     )
+
+
+def _print_group(client: Client, console: Console) -> None:
+    """Show the query as the cluster has it, beside the groups; a report may have been lost."""
+    with contextlib.suppress(QuiverlogError):
+        found = client.describe_group("delays")
+        behind = sum(one.lag_rows or 0 for one in found.partitions)
+        console.print(
+            f"quiverlog group describe delays: a Spark query, {len(found.partitions)} partitions of"
+            f" flights, {behind:,} rows behind when it last reported."
+        )
 
 
 def _kill_leader(client: Client, cluster: DemoCluster, console: Console) -> None:
@@ -342,6 +355,7 @@ def _print_addresses(cluster: DemoCluster, directory: Path, console: Console) ->
         f"\nThe {stays} data in {directory}. Try:\n"
         f"  quiverlog topic list --bootstrap-server {address}\n"
         f"  quiverlog consume --topic delays --max-rows 10 --bootstrap-server {address}\n"
+        f"  quiverlog group describe delays --bootstrap-server {address}\n"
         f"Stop and remove all of it:\n"
         f"  kill {pids} && rm -r {directory}",
         markup=False,
