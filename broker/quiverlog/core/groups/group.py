@@ -402,13 +402,12 @@ class Group:
         live.beat = beat.beat
         records = self._subscribed(beat, member, topics, now)
         if asks_again:
-            # The answer names all, and the next heartbeat reports it.
-            live.owned = None
+            live.owned = None if owned is None else frozenset(filter(standing.has, owned))
             if standing.revoking and owned is not None and owned.isdisjoint(standing.revoking):
                 standing = standing._replace(revoking={}, beat=beat.beat)
                 live.revoking_us = None
                 records.append(self._current(member_id, standing))
-            return self._answer(records, member_id, standing, live)
+            return self._answer(records, member_id, standing, live, names_all=True)
         note = ""
         if owned is not None:
             strange = [one for one in owned if not standing.has(one)]
@@ -439,9 +438,11 @@ class Group:
         now: Now,
         owned: frozenset[TopicPartition] | None,
     ) -> Standing:
-        target = self.target_of(member_id)
-        if target is None:
+        row = self.targets.get(member_id)
+        # Of a target that was stored in part a later coordinator computes the whole.
+        if row is None or row.epoch > self.target_epoch:
             return standing
+        target = unpacked_shares(row.shares)
         beat = max(live.beat, standing.beat)
         after = advance(
             member_id, standing, target, self.target_epoch, self.holders, beat=beat, owned=owned
@@ -464,10 +465,12 @@ class Group:
         live: Live,
         *,
         is_news: bool = True,
+        names_all: bool = False,
         note: str = "",
     ) -> Answer:
         # While something is to be given up each answer asks for a report.
         is_known = not standing.revoking and live.owned == standing.assigned.keys()
+        is_known &= not names_all
         if not is_known and standing.assigned and standing.beat < live.beat:
             # After a failover, too, a repetition of this heartbeat is known to be from before.
             standing = standing._replace(beat=live.beat)

@@ -15,7 +15,7 @@ from quiverlog.core.groups.coordinator import (
 )
 from quiverlog.core.groups.group import MEMBERS_PER_GROUP_MAX, GroupState, Heartbeat
 from quiverlog.core.groups.reconcile import MemberState
-from quiverlog.core.groups.records import Kind
+from quiverlog.core.groups.records import Kind, Record
 from quiverlog.errors import (
     FencedInstance,
     FencedMemberEpoch,
@@ -432,3 +432,20 @@ def test_a_departure_that_is_stored_in_part_heals(count: int) -> None:
         driver.advance(1_000)
     driver.settle()
     assert driver.assigned(2) == ALL
+
+
+def test_a_target_that_is_stored_in_part_is_none() -> None:
+    driver = GroupDriver()
+    driver.beat(1)
+    driver.beat(2)
+    driver.ms += 300
+    records: list[Record] = []
+    while not records:
+        records = driver.core.tick(driver, driver.now).records
+    driver.put(records[:1])
+    driver.fail_over()
+    assert driver.group.targets
+    answer = driver.beat(1)
+    assert (answer.epoch, answer.assignment) == (0, ())
+    driver.settle()
+    assert len(driver.assigned(1)) == len(driver.assigned(2)) == 3
