@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -20,6 +21,7 @@ import quiverlog
 from quiverlog import errors
 from quiverlog.batch.codec import encode_batch
 from quiverlog.client.admin.cluster import change_voters, decommission_broker
+from quiverlog.client.admin.groups import ask_coordinator
 from quiverlog.client.admin.rules import AccessRule
 from quiverlog.client.tables.fetcher import PartitionFetcher
 from quiverlog.limits import FEATURE_LEVEL_MAX, FRAME_BYTES_MAX, HEADER_BYTES_MAX
@@ -27,6 +29,13 @@ from quiverlog.types import EARLIEST, LATEST, TopicPartition
 from quiverlog.wire import frames
 from quiverlog.wire import messages as m
 from quiverlog.wire.decommission_messages import DecommissionStep
+from quiverlog.wire.group_messages import (
+    CommitOffsetsRequest,
+    FetchOffsetsRequest,
+    GroupHeartbeatRequest,
+    ReportProgressRequest,
+)
+from quiverlog.wire.registry import APIS
 from quiverlog.wire.voters_messages import ChangeVotersRequest
 
 from .client_scenarios import SCHEMA, rows
@@ -38,6 +47,7 @@ __all__ = ["ACTIONS", "CODES", "REQUEST_TIMEOUT_S", "Action", "any_fault", "erro
 REQUEST_TIMEOUT_S = 0.15
 TOPIC, SINK = "attacked", "written"
 TRANSACTIONAL_ID = "app"
+GROUP = "readers"
 ROWS: Final = 45
 """In each of the two partitions of TOPIC, in batches of 5."""
 T0, T1 = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
@@ -56,6 +66,7 @@ def prepare(broker: ScriptedBroker) -> None:
         client.create_topic(SINK, SCHEMA, partitions=2)
         with client.transaction(TRANSACTIONAL_ID) as transaction:
             transaction.send(SINK, rows(1))
+        client.alter_group_offsets(GROUP, {T0: 1, T1: ROWS})
 
 
 # --- what a program does --------------------------------------------------------------------------
@@ -181,6 +192,29 @@ def _with_user(act: Callable[[Any], object]) -> Callable[[Any], None]:
     return run
 
 
+def _in_group(request: Any) -> Callable[[Any], None]:
+    """Ask the coordinator; what an earlier, half answered action has left is no failure."""
+
+    def run(client: Any) -> None:
+        kind = APIS[int(request.API)].response
+        asked = ask_coordinator(client.cluster, request.group, copy(request), kind)
+        with contextlib.suppress(errors.ThrottledBroker, errors.InvalidGroup, errors.GroupNotEmpty):
+            client.run(asked)
+
+    return run
+
+
+def _of_group(act: Callable[[Any], object]) -> Callable[[Any], None]:
+    def run(client: Any) -> None:
+        with contextlib.suppress(errors.InvalidGroup, errors.GroupNotEmpty):
+            act(client)
+
+    return run
+
+
+_LEAVES: Final = GroupHeartbeatRequest(group=GROUP, member_id=b"m" * 16, member_epoch=-1)
+
+
 @dataclass(frozen=True)
 class Action:
     """One thing that a program does, the topic and the partition that it is about."""
@@ -219,6 +253,14 @@ ACTIONS: tuple[Action, ...] = (
     Action("describe_transaction", lambda c: _of_known(c.describe_transaction)),
     Action("abort_transaction", lambda c: _of_known(c.abort_transaction)),
     Action("forget_transaction", lambda c: _of_known(c.forget_transaction)),
+    Action("list_groups", lambda c: c.list_groups()),
+    Action("describe_group", _of_group(lambda c: c.describe_group(GROUP))),
+    Action("alter_group_offsets", _of_group(lambda c: c.alter_group_offsets(GROUP, {T0: 2}))),
+    Action("delete_group", _of_group(lambda c: c.delete_group("none"))),
+    Action("run", _in_group(_LEAVES)),
+    Action("run", _in_group(CommitOffsetsRequest(group=GROUP))),
+    Action("run", _in_group(FetchOffsetsRequest(group=GROUP))),
+    Action("run", _in_group(ReportProgressRequest(group="query", reporter=b"r" * 16))),
     Action("run", lambda c: c.run(change_voters(c.cluster, ChangeVotersRequest()))),
     Action("run", lambda c: c.run(decommission_broker(c.cluster, 0, DecommissionStep.NOTHING))),
     Action("who_am_i", lambda c: c.who_am_i()),

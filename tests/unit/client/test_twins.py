@@ -41,8 +41,9 @@ TWINS = (
 )
 PLAIN = {"producer", "consumer", "transaction", "stager", "done"}
 """Methods that are no coroutines with asyncio either; but for `done` opened by `await`."""
-BLOCKING_ONLY = {"duckdb"}
-"""Engines that ask by themselves, from threads of their own, cannot wait for a loop."""
+BLOCKING_ONLY = {"duckdb", "replay"}
+"""Engines that ask by themselves, from threads of their own, cannot wait for a loop; a replay is
+for notebooks."""
 WORD = r"\b(?:async (?=def|with|for)|await |Async(?=[A-Z])|quiverlog\.aio\.(?=Async))"
 
 
