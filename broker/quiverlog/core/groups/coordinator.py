@@ -662,8 +662,11 @@ def _end_us(group: Group, member_id: bytes, live: Live) -> tuple[int, str]:
     if member is None:
         return live.seen_us, "not stored"
     silent_us = live.seen_us + member.session_timeout_ms * 1000
+    standing = group.standings.get(member_id)
+    # What it was to be asked for may not have been stored.
+    is_asked = standing is not None and bool(standing.revoking)
     # A static member that is away has nothing in hand.
-    if live.revoking_us is not None and not member.is_away:
+    if is_asked and live.revoking_us is not None and not member.is_away:
         unrevoked_us = live.revoking_us + member.rebalance_timeout_ms * 1000
         if unrevoked_us < silent_us:
             return unrevoked_us, "unrevoked"

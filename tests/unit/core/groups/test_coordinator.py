@@ -294,3 +294,21 @@ def test_deadlines_do_not_pile_up() -> None:
     assert driver.core.member_count == 1
     driver.advance(40_000)
     assert len(driver.core._deadlines) <= 2
+
+
+def test_a_member_is_not_fenced_for_what_it_was_not_asked_for() -> None:
+    """The row of what it must give up could not be stored, and then there was no need."""
+    driver = GroupDriver()
+    driver.join(1, rebalance_timeout_ms=10_000)
+    driver.beat(2)
+    driver.advance(300)
+    beat = Heartbeat("g", id_of(1), 1, 90)
+    records = driver.core.heartbeat(beat, driver, driver.now).records
+    assert records
+    for record in records:
+        driver.core.pend(record)
+    driver.core.drop_pending()
+    driver.advance(9_999)
+    driver.beat(2, -1)
+    driver.advance(20_000)
+    assert not driver.fences
