@@ -165,7 +165,7 @@ _OF_COORDINATORS = {
     *(Api.GROUP_HEARTBEAT, Api.COMMIT_OFFSETS, Api.FETCH_OFFSETS, Api.ALTER_GROUP_OFFSETS),
     Api.REPORT_PROGRESS,
 }
-"""Their entries are about offsets in `__groups`, whose leader answers under its lease."""
+"""Requests whose entries are about offsets in `__groups`: its leader answers under its lease."""
 
 
 def test_the_list_of_what_leaders_are_asked_is_whole() -> None:
