@@ -32,6 +32,10 @@ FILES = {
         "transactions/transaction.py",
         "The blocking client's transactions.",
     ),
+    "groups/async_group_consumer.py": (
+        "groups/group_consumer.py",
+        "The blocking consumer of a group.",
+    ),
     "consumer/async_consumer.py": ("consumer/consumer.py", "The blocking consumer."),
     "consumer/async_reading.py": ("consumer/reading.py", "The blocking client's bounded reads."),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from .client.async_client import AsyncClient, connect
 from .client.consumer.async_consumer import AsyncConsumer
 from .client.consumer.async_reading import AsyncReading
+from .client.groups.async_group_consumer import AsyncGroupConsumer
 from .client.producer.async_producer import AsyncProducer, AsyncSendFuture
 from .client.transactions.async_transaction import (
     AsyncAttempt,
@@ -21,6 +22,7 @@ __all__ = [
     "AsyncAttempt",
     "AsyncClient",
     "AsyncConsumer",
+    "AsyncGroupConsumer",
     "AsyncProducer",
     "AsyncReading",
     "AsyncSendFuture",

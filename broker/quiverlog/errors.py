@@ -86,6 +86,7 @@ __all__ = [
     "OutdatedPartitionEpoch",
     "PeerUnreachable",
     "PolicyViolation",
+    "ProcessingTimedOut",
     "QuiverlogError",
     "QuotaExceeded",
     "ReplicaNotAvailable",
@@ -896,6 +897,14 @@ class ForkedClient(QuiverlogError):
 class CommitUnknown(QuiverlogError):
     code = 1011
     hint = "The next `transaction()` of this client and id finds out what became of it."
+
+
+class ProcessingTimedOut(QuiverlogError):
+    code = 1012
+    hint = (
+        "Raise `processing_timeout`, or do less with each batch; rows that were not committed come "
+        "again."
+    )
 
 
 class InvalidResponse(QuiverlogError):

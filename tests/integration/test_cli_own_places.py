@@ -90,3 +90,21 @@ def test_several_topics_with_the_same_columns(broker: BrokerProcess, capfd: Any)
     assert [json.loads(line) for line in lines] == [{"id": 7}, {"id": 7}]
     out = consumed(broker, capfd, "more", "--columns", "id", "--from", "latest", "--to", "latest")
     assert "7" not in out
+
+
+def test_a_group_commits_what_was_written(broker: BrokerProcess, capfd: Any) -> None:
+    with quiverlog.connect(broker.bootstrap) as client:
+        client.create_topic("shared", "id long")
+        with client.producer("shared") as producer:
+            producer.send([{"id": number} for number in range(5)])
+
+    def shared(*words: str) -> list[int]:
+        code = main(["consume", "shared", "-g", "g", "--format", "json", *words, "-b", bootstrap])
+        captured = capfd.readouterr()
+        assert code == 0, captured.err
+        return [json.loads(line)["id"] for line in captured.out.splitlines()]
+
+    bootstrap = broker.bootstrap
+    assert shared("-n", "2") == [0, 1]
+    assert shared() == [2, 3, 4]
+    assert shared() == []

@@ -23,6 +23,7 @@ OURS = {
     "quiverlog.client.producer.async_producer",
     "quiverlog.client.consumer.async_consumer",
     "quiverlog.client.consumer.async_reading",
+    "quiverlog.client.groups.async_group_consumer",
     "quiverlog.client.transactions.async_transaction",
 }
 """Where the classes are defined whose methods may be coroutines."""

@@ -59,11 +59,11 @@ def wrong(client: quiverlog.Client) -> None:
     quiverlog.conect("127.0.0.1:9292")  # wrong: attr-defined
     quiverlog.connect(9292)  # wrong: arg-type
     quiverlog.connect("127.0.0.1:9292", timeout=5)  # wrong: call-arg
-    client.consumer("flights", fetch_from="anybody")  # wrong: arg-type
-    client.consumer("flights", columns=5)  # wrong: arg-type
-    client.consumer("flights", start="earlest")  # wrong: arg-type
+    client.consumer("flights", fetch_from="anybody")  # wrong: call-overload
+    client.consumer("flights", columns=5)  # wrong: call-overload
+    client.consumer("flights", start="earlest")  # wrong: call-overload
     client.consumer("flights", start={0: "earlest"})  # wrong: dict-item
-    client.consumer("flights", end="last")  # wrong: arg-type
+    client.consumer("flights", end="last")  # wrong: call-overload
     client.read("flights", end="earlest")  # wrong: arg-type
     client.list_offsets("flights", "newest")  # wrong: arg-type
     client.transaction("app", wait="commited")  # wrong: arg-type

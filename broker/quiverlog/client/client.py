@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 from weakref import WeakSet
 
-from quiverlog.errors import ClientClosed
+from quiverlog.errors import ClientClosed, InvalidArgument
 from quiverlog.limits import (
     DELIVERY_TIMEOUT_MS_DEFAULT,
     FETCH_BYTES_DEFAULT,
@@ -28,6 +28,7 @@ from quiverlog.limits import (
 from .base.arguments import (
     INSTANCE,
     INT64,
+    MEMBERSHIP,
     SECONDS,
     SECURITY,
     TRANSACTIONAL_ID,
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from .consumer.options import ConsumerEnd, ConsumerStart, Partitions, StartAt
     from .consumer.reading import Reading
     from .consumer.reading_plan import ReadProgress
+    from .groups.base import Membership
+    from .groups.group_consumer import GroupConsumer
     from .producer.hosts import ProducerHost
     from .producer.producer import Producer
     from .producer.types import CompressionChoice, DurabilityChoice
@@ -141,6 +144,7 @@ class Client(BlockingMethods):
         self._producers: WeakSet[Producer] = WeakSet()
         self._holders: dict[str, Holder] = {}
         self._stagers: WeakSet[Stager] = WeakSet()
+        self._members: WeakSet[GroupConsumer] = WeakSet()
 
     def __enter__(self) -> Self:
         return self
@@ -167,6 +171,8 @@ class Client(BlockingMethods):
             holder.leave()
         for stager in list(self._stagers):
             stager.close()
+        for member in list(self._members):
+            member.abort()
         if host is not None:
             host.stop()
         self.driver.close()
@@ -393,7 +399,7 @@ class Client(BlockingMethods):
             self._stagers.add(stager := Stager(holder, complete, timeout_s=timeout))
         return stager
 
-    @checked(fetch_bytes=INT64)
+    @overload
     def consumer(
         self,
         topic: str | Sequence[str],
@@ -407,7 +413,44 @@ class Client(BlockingMethods):
         skip_corrupt: bool = False,
         fetch_from: FetchFrom = "leader",
         client_rack: str = "",
-    ) -> Consumer:
+        group: None = None,
+    ) -> Consumer: ...
+
+    @overload
+    def consumer(
+        self,
+        topic: str | Sequence[str] | None = None,
+        *,
+        start: ConsumerStart = "earliest",
+        end: ConsumerEnd = None,
+        follow: bool = False,
+        columns: Sequence[str] | None = None,
+        partitions: Partitions = None,
+        fetch_bytes: int = FETCH_BYTES_DEFAULT,
+        skip_corrupt: bool = False,
+        fetch_from: FetchFrom = "leader",
+        client_rack: str = "",
+        group: str,
+        **membership: Unpack[Membership],
+    ) -> GroupConsumer: ...
+
+    @checked(fetch_bytes=INT64, membership=MEMBERSHIP)
+    def consumer(
+        self,
+        topic: str | Sequence[str] | None = None,
+        *,
+        start: ConsumerStart = "earliest",
+        end: ConsumerEnd = None,
+        follow: bool = False,
+        columns: Sequence[str] | None = None,
+        partitions: Partitions = None,
+        fetch_bytes: int = FETCH_BYTES_DEFAULT,
+        skip_corrupt: bool = False,
+        fetch_from: FetchFrom = "leader",
+        client_rack: str = "",
+        group: str | None = None,
+        **membership: Unpack[Membership],
+    ) -> Consumer | GroupConsumer:
         """Read a topic, or several: `for batch in client.consumer(...)`.
 
         Args:
@@ -428,6 +471,10 @@ class Client(BlockingMethods):
                 the rack and the leader is not. After a follower's failure the leader is asked, for
                 a while.
             client_rack: the caller's rack, compared with the brokers' `rack`.
+            group: share the topics with the other members of this group, which assigns partitions.
+            membership: of a group alone: `pattern` in place of topics, `commit`, `on_gone`,
+                `on_assigned`, `on_revoked`, `on_lost`, `instance_id`, `assignor`, and the timeouts
+                `session_timeout`, `rebalance_timeout`, `processing_timeout`: see the guide.
 
         Raises:
             UnknownTopic, UnknownPartition, InvalidArgument: at once.
@@ -437,24 +484,46 @@ class Client(BlockingMethods):
             CorruptBatch, CorruptLog: rows cannot be decoded, or read by the broker; names them.
             InvalidResponse: a broker broke the protocol.
             ConnectionFailed, RequestTimedOut: brokers failed for `request_timeout` seconds.
+            ProcessingTimedOut: the program took too long; its partitions are other members'.
         """
+        common: dict[str, Any] = {
+            "start": start,
+            "end": end,
+            "follow": follow,
+            "columns": columns,
+            "partitions": partitions,
+            "fetch_bytes": fetch_bytes,
+            "skip_corrupt": skip_corrupt,
+            "fetch_from": fetch_from,
+            "client_rack": client_rack,
+        }
+        if group is not None:
+            return self._join(group, topic, common, membership)
+        if membership or topic is None:
+            raise InvalidArgument("Name topics; a pattern, and what members have, needs a group.")
+        from .consumer.base import consumer_core
         from .consumer.consumer import Consumer
-        from .consumer.core import consumer_core
 
-        core = consumer_core(
-            self.cluster,
-            topic,
-            start=start,
-            end=end,
-            follow=follow,
-            columns=columns,
-            partitions=partitions,
-            fetch_bytes=fetch_bytes,
-            skip_corrupt=skip_corrupt,
-            fetch_from=fetch_from,
-            client_rack=client_rack,
-        )
-        return Consumer(core, self.driver)
+        return Consumer(consumer_core(self.cluster, topic, **common), self.driver)
+
+    def _join(
+        self,
+        group: str,
+        topic: str | Sequence[str] | None,
+        common: dict[str, Any],
+        membership: Membership,
+    ) -> GroupConsumer:
+        from .groups.base import group_options
+        from .groups.group_consumer import GroupConsumer
+        from .groups.heart import HostedMember
+
+        options = group_options(topic, group, common, membership)
+        with self._lock:
+            io = self._open_host().io
+            hosted = HostedMember(self.cluster, options.new_member(), options.pattern, io)
+            member = GroupConsumer(self.cluster, options, hosted, self.driver)
+            self._members.add(member)
+        return member
 
     @checked(fetch_bytes=INT64)
     def read(

@@ -21,6 +21,7 @@ import quiverlog
 from quiverlog import aio
 from quiverlog.client import async_client, client
 from quiverlog.client.consumer import consumer, reading
+from quiverlog.client.groups import group_consumer
 from quiverlog.client.producer import producer
 from quiverlog.client.transactions import transaction
 from quiverlog.wire import messages as m
@@ -34,6 +35,7 @@ TWINS = (
     (producer.SendFuture, aio.AsyncSendFuture),
     (consumer.Consumer, aio.AsyncConsumer),
     (reading.Reading, aio.AsyncReading),
+    (group_consumer.GroupConsumer, aio.AsyncGroupConsumer),
     (transaction.Transaction, aio.AsyncTransaction),
     (transaction.StagedFuture, aio.AsyncStagedFuture),
     (transaction.Stager, aio.AsyncStager),

@@ -58,6 +58,7 @@ class _Request:
     output: str
     force: bool
     kind: FileKind
+    group: str | None
 
     @property
     def topic(self) -> str:
@@ -125,6 +126,13 @@ _Places = dict[tuple[str, int], int]
     help="May be repeated.",
 )
 @click.option(
+    "--group",
+    "-g",
+    metavar="NAME",
+    help="Share the topics with the other members of this group, go on where it is, and commit "
+    "what was written. --from is for partitions without a committed offset.",
+)
+@click.option(
     "--metadata", is_flag=True, help="Add _topic, _partition, _offset and _timestamp to each row."
 )
 @click.option(
@@ -169,6 +177,7 @@ def consume(
     columns: list[str] | None,
     where: str | None,
     partitions: tuple[int, ...],
+    group: str | None,
     metadata: bool,
     output: str,
     force: bool,
@@ -205,9 +214,11 @@ def consume(
         output=output,
         force=force,
         kind=_kind(output, output_format, is_template=template is not None),
+        group=group,
     )
     _check_kind(request)
     _check_several(request)
+    _check_group(request)
     check_free(output, force=force)
     request_timeout_s = _FOLLOW_REQUEST_TIMEOUT_S if follow else None
     with open_client(bootstrap, timeout_s=timeout_s, request_timeout_s=request_timeout_s) as client:
@@ -232,6 +243,21 @@ def _check_several(request: _Request) -> None:
     ):
         if is_given:
             raise click.UsageError(f"{option} is for one topic: name one, or leave it out.")
+
+
+def _check_group(request: _Request) -> None:
+    if request.group is None:
+        return
+    for option, is_given in (
+        ("--to", request.end is not None),
+        ("--tail", request.tail is not None),
+        ("--partition", bool(request.partitions)),
+        ("--from with an offset", isinstance(request.start, int | dict)),
+    ):
+        if is_given:
+            raise click.UsageError(
+                f"{option} with --group: the group decides what is read. Leave one of them out."
+            )
 
 
 def _check_contradictions(
@@ -286,7 +312,7 @@ def _consume(client: Client, request: _Request) -> None:
     shown = _shown(request, current)
     full, row_filter = _filter(request, current)
     begin: _Places = {}
-    for topic in request.topics:
+    for topic in request.topics if request.group is None else ():
         found = starts(client, topic, request.start, request.partitions, tail=request.tail)
         begin.update(((topic, p), offset) for p, offset in found.items())
     with _open_sink(client, request, shown, current) as sink:
@@ -299,6 +325,9 @@ def _consume(client: Client, request: _Request) -> None:
             has_metadata=full,
         )
         if request.max_rows == 0:
+            return
+        if request.group is not None:
+            _share(client, request, request.group, rows)
             return
         if request.tail is not None:
             end = _ends(client, begin, "latest")
@@ -388,6 +417,36 @@ def _follow(client: Client, request: _Request, begin: _Places, rows: RowSelectio
             rows.flush()
             if rows.is_full:
                 return
+
+
+def _share(client: Client, request: _Request, group: str, rows: RowSelection) -> None:
+    start: Any = request.start
+    consumer = client.consumer(
+        request.topics,
+        group=group,
+        start=start,
+        columns=_fetched(request),
+        skip_corrupt=request.skip_corrupt,
+        commit="manual",
+    )
+    with consumer:
+        without_end(client)
+        client.cluster.waits.are_endless = request.follow
+        while not rows.is_full:
+            batch = consumer.poll(1.0)
+            if batch is None:
+                # It ends where the partitions end that the group has given to it.
+                if not request.follow and consumer.assignment and not any(consumer.lag().values()):
+                    return
+                continue
+            left = rows.left
+            rows.take(batch)
+            rows.flush()
+            is_whole = left is None or left >= len(batch)
+            if is_whole or request.where is None:
+                written = len(batch) if is_whole else left or 0
+                where = batch.topic, batch.partition
+                consumer.commit({where: batch.base_offset + written}, sync=rows.is_full)
 
 
 def _needs_place(request: _Request) -> bool:

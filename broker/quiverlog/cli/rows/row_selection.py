@@ -45,6 +45,11 @@ class RowSelection:
         self._left = max_rows
 
     @property
+    def left(self) -> int | None:
+        """How many rows are still to be written; None: no bound."""
+        return self._left
+
+    @property
     def is_full(self) -> bool:
         return self._left == 0
 

@@ -37,6 +37,7 @@ __all__ = [
     "INSTANCE",
     "INT32",
     "INT64",
+    "MEMBERSHIP",
     "NAMES_SHOWN_MAX",
     "OPTIONAL_WAIT",
     "ROWS_SHOWN_MAX",
@@ -49,6 +50,7 @@ __all__ = [
     "checked",
     "counted",
     "extra",
+    "function_of",
     "html_table",
     "instance_of",
     "mapping",
@@ -267,6 +269,14 @@ def instance_of(wanted: type) -> Kind:
     return kind
 
 
+def function_of(what: str) -> Kind:
+    def kind(name: str, value: object) -> None:
+        if not callable(value) or isinstance(value, type):
+            _refuse(name, value, f"a function of {what}")
+
+    return kind
+
+
 def place(name: str, value: object) -> None:
     if not isinstance(value, TopicPartition):
         _refuse(name, value, "a TopicPartition")
@@ -326,6 +336,15 @@ def _or_mapping(single: Kind, values: Kind, keys: Kind = INT32) -> Kind:
     return lambda name, value: (by_partition if isinstance(value, Mapping) else single)(name, value)
 
 
+def MEMBERSHIP(name: str, value: object) -> None:
+    """Accept the arguments of a member of a group, by name."""
+    assert isinstance(value, Mapping)
+    for key, item in value.items():
+        if key not in _MEMBERSHIP:
+            raise InvalidArgument(f"{name}: there is no argument {key!r} of consumers.")
+        _MEMBERSHIP[key](f"{name}: {key}", item)
+
+
 _at = one_of(_moment, "earliest", "latest")
 _start = one_of(_moment_or_offset, "earliest", "latest")
 
@@ -336,6 +355,20 @@ def _topic_id(name: str, value: object) -> None:
 
 
 _NAMES = sequence(NAME)
+_CALLBACK = optional(function_of("a list of partitions"))
+_MEMBERSHIP: Final[Mapping[str, Kind]] = {
+    "pattern": optional(NAME),
+    "commit": one_of(NAME, "processed", "manual"),
+    "on_gone": optional(one_of(NAME, "earliest", "latest")),
+    "on_assigned": _CALLBACK,
+    "on_revoked": _CALLBACK,
+    "on_lost": _CALLBACK,
+    "instance_id": NAME,
+    "assignor": NAME,
+    "session_timeout": SECONDS,
+    "rebalance_timeout": SECONDS,
+    "processing_timeout": optional(seconds(0)),
+}
 _OFFSETS = mapping(INT32, INT64)
 _PLACES = mapping(place, INT64)
 
@@ -352,6 +385,7 @@ _KIND_OF: Final[Mapping[str, Kind]] = {
     "str | Sequence[str]": _NAMES,
     "Sequence[str] | None": optional(_NAMES),
     "str | Sequence[str] | None": optional(_NAMES),
+    "Mapping[tuple[str, int], int] | None": optional(mapping(PARTITION, INT64)),
     "Sequence[int] | None": optional(sequence(INT32)),
     "Mapping[int, int]": _OFFSETS,
     "Mapping[int, int] | None": optional(_OFFSETS),

@@ -15,7 +15,8 @@ from quiverlog.client.drivers.asynchronous import AsyncDriver
 from quiverlog.client.rows.decoding import ConsumerBatch
 from quiverlog.errors import InvalidArgument, QuiverlogError
 
-from .core import ROUND_S, ConsumerBase, ConsumerCore
+from .base import ConsumerBase
+from .core import ROUND_S, ConsumerCore
 
 __all__ = ["AsyncConsumer"]
 

@@ -17,7 +17,8 @@ from quiverlog.client.rows.arrow_stream import stream_of_consumer
 from quiverlog.client.rows.decoding import ConsumerBatch
 from quiverlog.errors import InvalidArgument, QuiverlogError
 
-from .core import ROUND_S, ConsumerBase, ConsumerCore
+from .base import ConsumerBase
+from .core import ROUND_S, ConsumerCore
 
 __all__ = ["Consumer"]
 

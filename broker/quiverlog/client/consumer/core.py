@@ -19,11 +19,10 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from quiverlog.client.base.arguments import names
-from quiverlog.client.base.commands import Abandon, Operation, PendingReply, Sleep
-from quiverlog.client.base.deadline import within
+from quiverlog.client.base.commands import Operation, PendingReply, Sleep
 from quiverlog.client.base.results import FetchedPartition
 from quiverlog.client.base.waits import Wait
 from quiverlog.client.cluster.answers import about, named
@@ -44,30 +43,22 @@ from quiverlog.errors import (
     UnknownTopic,
     UnknownTopicId,
 )
-from quiverlog.types import NO_EPOCH
+from quiverlog.types import EARLIEST, LATEST, NO_EPOCH
 
 from .fetches import ROUND_S, Fetches, Request, Source, Trouble
 from .options import (
-    ConsumerEnd,
     ConsumerOptions,
-    ConsumerStart,
-    Partitions,
-    consumer_options,
-    options_by_topic,
 )
 from .positions import PartitionKey, Position, first_gone
 from .topics import TopicReader, Turns
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 __all__ = [
-    "POLL_WORK_S",
     "ROUND_S",
     "Assigned",
-    "ConsumerBase",
     "ConsumerCore",
-    "consumer_core",
 ]
 
 
@@ -199,6 +190,36 @@ class ConsumerCore:
         raise UnknownPartition(
             f"{name}-{number} is not read here; {sorted(read)} are.", topic=name, partition=number
         )
+
+    @property
+    def keys(self) -> list[PartitionKey]:
+        return list(self._positions)
+
+    def ends(self) -> Operation[dict[Any, int]]:
+        """Return where each partition's readable rows end now."""
+        return (yield from self._cluster.retrying(self._ends))
+
+    def _ends(self) -> Operation[dict[Any, int]]:
+        found: dict[Any, int] = {}
+        for topic_id, reader in self._reader_of.items():
+            asked = dict.fromkeys((p for t, p in self._positions if t == topic_id), LATEST)
+            at = yield from reader.finder.offsets(asked)
+            ends = ((self._positions.get((topic_id, p)), end) for p, end in at.items())
+            found.update((self._shown(one), end) for one, end in ends if one is not None)
+        return found
+
+    def go_to(self, partition: Any, end: Literal["earliest", "latest"]) -> Operation[None]:
+        """Go on at one end of a log whose rows at the position are gone, with a warning."""
+        position = self.position(partition)
+        finder = self._reader_of[position.topic_id].finder
+        asked = {position.partition: EARLIEST if end == "earliest" else LATEST}
+        found = yield from self._cluster.retrying(lambda: finder.offsets(asked))
+        offset = found[position.partition]
+        logger.warning(
+            "%s-%d: the rows at offset %d are gone; going on at %s, offset %d",
+            position.topic, position.partition, position.offset, end, offset,
+        )  # fmt: skip
+        self.seek(partition, offset)
 
     def seek(self, partition: int | tuple[str, int], offset: int) -> None:
         position = self.position(partition)
@@ -682,95 +703,3 @@ class ConsumerCore:
                 reader = self._reader_of[topic_id]
                 added = yield from reader.finder.added(new)
                 self._set({**self._positions, **added}, self._reader_of)
-
-
-def consumer_core(
-    cluster: Cluster,
-    topic: str | Sequence[str],
-    *,
-    start: ConsumerStart,
-    end: ConsumerEnd,
-    partitions: Partitions,
-    **others: Any,
-) -> ConsumerCore:
-    """Check a consumer's arguments; `others` are those of `consumer_options`."""
-    if isinstance(topic, str):
-        options = consumer_options(start=start, end=end, partitions=partitions, **others)
-        return ConsumerCore(cluster, topic, options)
-    by_topic = options_by_topic(topic, start=start, end=end, partitions=partitions, **others)
-    return ConsumerCore(cluster, by_topic, next(iter(by_topic.values())))
-
-
-# However short a `poll`, it may take this long to connect: one of 0 would never progress.
-POLL_WORK_S = 1.0
-
-
-class ConsumerBase:
-    def __init__(self, core: ConsumerCore) -> None:
-        self._core = core
-        self._closed = False
-
-    def __repr__(self) -> str:
-        state = "closed" if self._closed else f"next offsets {self.positions}"
-        return f"<{type(self).__name__} of {self._core.topic}: {state}>"
-
-    @property
-    def topic(self) -> str:
-        """The topic's name; of several, all names in one text."""
-        return self._core.topic
-
-    @property
-    def topics(self) -> list[str]:
-        """The names of the topics that are read."""
-        return list(self._core.readers)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of the batches; a consumer that follows may get more.
-
-        Raises:
-            InvalidArgument: several topics are read, with different columns.
-        """
-        schemas = {name: one.decoder.schema for name, one in self._core.readers.items()}
-        first = next(iter(schemas.values()), None)
-        if first is None or any(not schema.equals(first) for schema in schemas.values()):
-            raise InvalidArgument(
-                f"{self.topic}: there is no schema of all; each batch has its own, `data.schema`."
-            )
-        return first
-
-    @property
-    def positions(self) -> dict[Any, int]:
-        """Partition -> offset after the last returned row: `start` of a later consumer.
-
-        A partition is a number; where a list of topics is read, a pair of a topic and a number.
-        """
-        return self._core.positions
-
-    def _next(self, timeout_s: float) -> Operation[ConsumerBatch | None]:
-        """Return the next batch; wait in short rounds, to notice a `close`."""
-        core = self._core
-        deadline_s = core.clock() + timeout_s
-        left_s = timeout_s
-        while not self._closed:
-            batch = yield from core.next(min(left_s, ROUND_S))
-            left_s = deadline_s - core.clock()
-            if batch is not None or core.is_at_end or left_s <= 0:
-                return batch
-        return None
-
-    def _next_many(self, timeout_s: float) -> Operation[list[ConsumerBatch]]:
-        batch = yield from self._next(timeout_s)
-        if batch is None:
-            return []
-        return [batch, *(yield from self._core.at_hand())]
-
-    def _poll(self, timeout_s: float) -> Operation[ConsumerBatch | None]:
-        work_s = max(timeout_s, POLL_WORK_S)
-        return (yield from within(self._core.clock, work_s, self._next(timeout_s)))
-
-    def _abandon(self) -> Operation[None]:
-        requests = list(self._core.requests)
-        self._core.requests.clear()
-        for request in requests:
-            yield Abandon(request.pending)

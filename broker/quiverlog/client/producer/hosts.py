@@ -57,6 +57,10 @@ class ProducerHost:
         self._driver = driver
         self._io = IoThread(cluster.settings)
 
+    @property
+    def io(self) -> IoThread:
+        return self._io
+
     def host(self, core: ProducerCore) -> HostedCore:
         return HostedCore(self._cluster, core, self._io)
 
@@ -106,6 +110,10 @@ class AsyncProducerHost:
     def __init__(self, cluster: Cluster, driver: AsyncDriver) -> None:
         self._cluster = cluster
         self._driver = driver
+
+    @property
+    def io(self) -> AsyncDriver:
+        return self._driver
 
     def host(self, core: ProducerCore) -> AsyncHostedCore:
         return AsyncHostedCore(self._cluster, core, self._driver)

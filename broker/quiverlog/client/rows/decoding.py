@@ -98,7 +98,7 @@ class ConsumerBatch:
 
     def __repr__(self) -> str:
         return (
-            f"ConsumerBatch({self.topic}-{self.partition}, offsets "
+            f"{type(self).__name__}({self.topic}-{self.partition}, offsets "
             f"[{self.base_offset}, {self.next_offset}), columns {names(self.data.schema.names)})"
         )
 
