@@ -192,6 +192,12 @@ class ConsumerCore:
         )
 
     @property
+    def last_key(self) -> PartitionKey:
+        """The partition of the batch that was returned last."""
+        assert self._on_its_way is not None
+        return self._on_its_way[0].key
+
+    @property
     def keys(self) -> list[PartitionKey]:
         return list(self._positions)
 

@@ -58,6 +58,9 @@ OnPartitions = Callable[[list[tuple[str, int]]], object]
 STEP_S: Final = 0.1
 """How long a consumer without rows waits before it looks for changes of its assignment."""
 
+SHORT_S: Final = 10.0
+"""Of `processing_timeout`: less than two heartbeats."""
+
 _INTERNAL = "__"
 
 
@@ -263,8 +266,12 @@ class GroupConsumerBase:
         self._check_own()
         self._core.handed_out()
         with self._hosted.lock:
+            was_idle = not self._member.to_commit
             self._member.came_back()
-        self._hosted.wake()
+            is_idle = not self._member.to_commit
+        # Else the heart has a commit due already: a wake for each batch would cost more than it.
+        if was_idle and not is_idle:
+            self._hosted.wake()
 
     def _begin_callback(self) -> None:
         with self._hosted.lock:
@@ -273,11 +280,14 @@ class GroupConsumerBase:
 
     def _handed(self, batch: ConsumerBatch) -> GroupBatch | None:
         """Return the batch for the program; None: it was lost meanwhile."""
-        key = self._core.position((batch.topic, batch.partition)).key
+        key = self._core.last_key
         progress = Progress(batch.next_offset, batch.leader_epoch)
         with self._hosted.lock:
             if not self._member.hand_out(key, progress, self._cluster.clock()):
                 return None
+        # A longer time is looked at with the next heartbeat.
+        if self._options.member.processing_timeout_s < SHORT_S:
+            self._hosted.wake()
         return GroupBatch(
             batch.data,
             batch.topic,

@@ -144,6 +144,8 @@ class GroupMember:
             return Change(lost=self._lost, loss=self._loss)
         if self.failure is not None:
             raise self.failure
+        if self.owned == self.assignment and self.owned == self.reading:
+            return None  # As before nearly every batch.
         revoked = {key: name for key, name in self.owned.items() if key not in self.assignment}
         if revoked:
             return Change(revoked=revoked)
