@@ -172,7 +172,7 @@ class Ledger:
                 raise Violation(
                     f"{tid}: the last sequence is {last_sequence}, {before} had been answered"
                 )
-            # A client counts on from what it was told before, brokers may have forgotten that too:
+            # A client counts on from an answer that it had before; brokers may have forgotten that:
             # the sequence is no younger than the commit that is gone.
             self._newest[tid] = (last_sequence, asked_before_us)
         if epoch <= aborted_epoch:

@@ -50,8 +50,8 @@ def test_two_opens_on_their_way_may_both_find_a_forgotten_id() -> None:
 
 
 def test_a_client_may_remember_a_sequence_that_was_forgotten() -> None:
-    """Seed 966688229: a zombie knew 11 when 12 committed and its id was forgotten. Its client
-    counts on from there; the next one is told that there is none."""
+    """Seed 966688229: a zombie had 11 when 12 committed and its id was forgotten. Its client
+    counts on from there; the next OPEN is answered that there is none."""
     clock = Clock()
     ledger = Ledger(cast(ClusterChecker, clock))
     committed(ledger, 11)
