@@ -167,11 +167,14 @@ class Ledger:
         # Another OPEN, sent later and answered sooner, may have shown that the id was forgotten.
         before = min(before, self.newest(tid))
         if last_sequence < before:
-            if not self.may_be_forgotten(tid, self._newest[tid][1], now_us):
+            asked_before_us = self._newest[tid][1]
+            if not self.may_be_forgotten(tid, asked_before_us, now_us):
                 raise Violation(
                     f"{tid}: the last sequence is {last_sequence}, {before} had been answered"
                 )
-            self._newest[tid] = (last_sequence, now_us)
+            # A client counts on from an answer that it had before; brokers may have forgotten that:
+            # the sequence is no younger than the commit that is gone.
+            self._newest[tid] = (last_sequence, asked_before_us)
         if epoch <= aborted_epoch:
             raise Violation(f"{tid}: OPEN gave epoch {epoch}, and ABORT had ended {aborted_epoch}")
 

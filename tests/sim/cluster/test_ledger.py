@@ -49,6 +49,24 @@ def test_two_opens_on_their_way_may_both_find_a_forgotten_id() -> None:
         opened(ledger, -1, ledger.newest(TID), 4, asked_us=clock.now)
 
 
+def test_a_client_may_remember_a_sequence_that_was_forgotten() -> None:
+    """Seed 966688229: a zombie had 11 when 12 committed and its id was forgotten. Its client
+    counts on from there; the next OPEN is answered that there is none."""
+    clock = Clock()
+    ledger = Ledger(cast(ClusterChecker, clock))
+    committed(ledger, 11)
+    committed(ledger, 12)
+    ledger.forget(TID)
+    ledger.forgot(TID)
+    clock.now = 100_000_000
+    opened(ledger, 11, ledger.newest(TID), 2, asked_us=clock.now)
+    clock.now += 1
+    opened(ledger, -1, ledger.newest(TID), 3, asked_us=clock.now)
+    committed(ledger, 0)
+    with pytest.raises(Violation, match="the last sequence is -1, 0 had been answered"):
+        opened(ledger, -1, ledger.newest(TID), 4, asked_us=clock.now)
+
+
 def test_an_id_that_was_not_forgotten_keeps_its_last_sequence() -> None:
     ledger = Ledger(cast(ClusterChecker, Clock()))
     committed(ledger, 21)
