@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import SimpleNamespace
 from unittest import mock
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from quiverlog.client.async_client import AsyncClient
 from quiverlog.client.base.results import Address
+from quiverlog.client.base.waits import Waits
 from quiverlog.client.consumer.async_consumer import AsyncConsumer
 from quiverlog.client.drivers import asynchronous
 from quiverlog.client.drivers.name_lookup import Found
@@ -47,7 +48,7 @@ from .loop import SimLoop
 from .rows import schema_of
 from .world import World
 
-__all__ = ["ClientConsumer", "ClientProducer", "ShippedClient", "clients_world"]
+__all__ = ["ClientConsumer", "ClientProducer", "ShippedClient", "clients_world", "live_in"]
 
 _LOST_COUNT = (OutOfOrderSequence, UnknownProducerId, InvalidProducerEpoch)
 _FIRST_NUMBER = 500
@@ -80,6 +81,14 @@ def clients_world(world: World) -> Iterator[None]:
         mock.patch.object(asynchronous, "numeric", numeric),
     ):
         yield
+
+
+def live_in(client: AsyncClient, clock: Callable[[], float], jitter: Callable[[], float]) -> None:
+    """Give a client that was not used yet the clock and the jitter of a world."""
+    client.cluster.clock = clock
+    client.cluster.jitter = jitter
+    # They time the tries of every request: by the machine's clock its uptime would decide.
+    client.cluster.waits = Waits(clock)
 
 
 class ShippedClient:
@@ -126,8 +135,7 @@ class ShippedClient:
                 connect_timeout=2.0,
                 request_timeout=self.request_timeout_s,
             )
-            self._client.cluster.clock = self.loop.time
-            self._client.cluster.jitter = self.rng.random
+            live_in(self._client, self.loop.time, self.rng.random)
         return self._client
 
     def bootstrap(self) -> list[str]:

@@ -17,7 +17,7 @@ from quiverlog.errors import QuiverlogError
 
 from .host import Host
 from .loop import SimLoop
-from .shipped import clients_world
+from .shipped import clients_world, live_in
 from .test_copies import COPY, CREATED, LEADER, RECOVER_US, Copying
 
 RACKS = {LEADER: "a", COPY: "b"}
@@ -60,8 +60,7 @@ class Reading(Copying):
 
     async def _read(self) -> None:
         client = AsyncClient("node-0:9292,node-1:9292", connect_timeout=2.0, request_timeout=5.0)
-        client.cluster.clock = self.loop.time
-        client.cluster.jitter = self.rng.random
+        live_in(client, self.loop.time, self.rng.random)
         position = 0
         while not self.stopped:
             consumer = client.consumer(

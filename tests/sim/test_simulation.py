@@ -12,7 +12,9 @@ from itertools import chain
 
 import pytest
 
-from quiverlog.errors import DiskFull, OffsetOutOfRange, StorageFault
+from quiverlog.client.async_client import AsyncClient
+from quiverlog.client.base.commands import Operation, Sleep
+from quiverlog.errors import DiskFull, NotLeader, OffsetOutOfRange, StorageFault
 from tests.support.once import once
 
 from .bug import LOSSY_TOPIC, QUIET
@@ -21,6 +23,7 @@ from .mutations import NotThere
 from .planted import BUGS, Bug
 from .run import RunResult, simulate
 from .scenario import Scenario
+from .shipped import live_in
 from .stats import MUST_HAPPEN
 
 _SEEDS = 8
@@ -211,3 +214,26 @@ def test_a_seed_decides_the_whole_run() -> None:
     again = simulate(seed, duration_ms=_DURATION_MS).trace
     assert _run(seed).trace == again == done.stdout.strip()
     assert _run(seed + 1).trace != again
+
+
+def test_the_time_is_up_by_the_clock_of_the_world() -> None:
+    """Seed 966688224: by the machine's, which had run for less long than the simulated cluster, no
+    request was tried a second time, and a leader that had moved was never looked for."""
+    client = AsyncClient("node-0:9292")
+    live_in(client, lambda: 1e9, lambda: 0.5)
+    tries = 0
+
+    def attempt() -> Operation[int]:
+        nonlocal tries
+        yield from ()
+        tries += 1
+        if tries < 3:
+            raise NotLeader("another broker leads.")
+        return tries
+
+    operation = client.cluster.retrying(attempt, timeout_s=60.0)
+    commands = [next(operation), operation.send(None)]
+    with pytest.raises(StopIteration) as ended:
+        operation.send(None)
+    assert all(isinstance(one, Sleep) for one in commands)
+    assert ended.value.value == 3
