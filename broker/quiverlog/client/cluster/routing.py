@@ -513,6 +513,10 @@ class Cluster:
                 return (yield from attempt())
             except QuiverlogError as error:
                 wait_s = pause_s(error, tries, self.jitter())
+                if error.refresh_metadata:
+                    # Also at the last try: else each operation whose time is short would ask the
+                    # same leader of before, for ever.
+                    self.invalidate_topics()
                 # A partition that fresh metadata does not show will not turn up by waiting.
                 retriable = error.retriable and not isinstance(error, UnknownPartition)
                 # Stale metadata may be the only fault: drop them and try once more.
@@ -531,8 +535,6 @@ class Cluster:
                 refreshed = refreshed or stale
                 if isinstance(error, NotController | OutcomeUnknown):
                     self._is_controller_gone = True
-                if error.refresh_metadata:
-                    self.invalidate_topics()
             tries += 1
             yield Sleep(wait_s)
 

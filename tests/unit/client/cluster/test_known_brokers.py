@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from quiverlog.errors import (
     ConnectionClosed,
     ConnectionFailed,
     InvalidRequest,
+    NotLeader,
     QuiverlogError,
     RequestTimedOut,
     ThrottledBroker,
@@ -333,3 +335,20 @@ def test_a_refused_login_is_tried_at_the_others_and_final_where_none_takes_it() 
         world.refresh()
     assert not found.value.retriable
     assert "gone" in found.value.message
+
+
+def test_an_operation_without_time_for_a_second_try_drops_what_is_stale() -> None:
+    """Such a one failed before, and so did each after it, at the same leader of before."""
+    world = World()
+    cluster = world.cluster
+    cluster.metadata = replace(cluster.metadata, topics={"flights": None})
+    tries = []
+
+    def attempt() -> Operation[None]:
+        tries.append(1)
+        raise NotLeader("broker 3 leads it")
+        yield Sleep(0)
+
+    with pytest.raises(NotLeader):
+        world.play(cluster.retrying(attempt, timeout_s=1e-9))
+    assert (len(tries), cluster.metadata.topics) == (1, {})
