@@ -10,7 +10,6 @@ After a failover members go on under their epochs, and all count as seen at `beg
 from __future__ import annotations
 
 import heapq
-import re
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
@@ -25,7 +24,20 @@ from quiverlog.errors import (
     ThrottledBroker,
     UnstableOffsets,
 )
-from quiverlog.types import Now
+from quiverlog.limits import (
+    GROUP_INSTANCE_CHARS_MAX,
+    GROUP_NAME_CHARS_MAX,
+    GROUP_PARTITIONS_MAX,
+    GROUP_REBALANCE_TIMEOUT_MS_MAX,
+    GROUP_REBALANCE_TIMEOUT_MS_MIN,
+    GROUP_SESSION_TIMEOUT_MS_MAX,
+    GROUP_SESSION_TIMEOUT_MS_MIN,
+    GROUP_TOPICS_MAX,
+    GROUPS_PER_BROKER_MAX,
+    MEMBER_ID_BYTES,
+    MEMBERS_PER_BROKER_MAX,
+)
+from quiverlog.types import GROUP_NAME, Now
 
 from .assigning import Assigning
 from .group import (
@@ -51,13 +63,7 @@ from .records import (
 from .topics import Topics
 
 __all__ = [
-    "GROUPS_PER_BROKER_MAX",
-    "GROUP_NAME_CHARS_MAX",
-    "MEMBERS_PER_BROKER_MAX",
     "OBSERVERS_PER_GROUP_MAX",
-    "OFFSETS_RETENTION_MS_DEFAULT",
-    "OWNED_MAX",
-    "TOPICS_PER_MEMBER_MAX",
     "Coordinator",
     "Fence",
     "Room",
@@ -65,17 +71,6 @@ __all__ = [
     "check_name",
 ]
 
-GROUPS_PER_BROKER_MAX: Final = 10_000
-MEMBERS_PER_BROKER_MAX: Final = 50_000
-GROUP_NAME_CHARS_MAX: Final = 255
-INSTANCE_ID_CHARS_MAX: Final = 255
-TOPICS_PER_MEMBER_MAX: Final = 10_000
-OWNED_MAX: Final = 10_000
-SESSION_MS_MIN: Final = 6_000
-SESSION_MS_MAX: Final = 1_800_000
-REBALANCE_MS_MIN: Final = 1_000
-REBALANCE_MS_MAX: Final = 3_600_000
-OFFSETS_RETENTION_MS_DEFAULT: Final = 7 * 24 * 3_600_000
 EMPTY_KEPT_MS: Final = 600_000
 """A group without members and offsets."""
 OBSERVED_WRITTEN_MS: Final = 10_000
@@ -84,10 +79,8 @@ LEFT_REMEMBERED: Final = 1_000
 """Members that are gone, whose late heartbeats do not join again."""
 SWEEP_ROWS: Final = 1_000
 """That one call of `sweep` looks at, and the rest of a group."""
-_MEMBER_ID_BYTES: Final = 16
 _RETRY_US: Final = 1_000_000
 """What was returned and could not be proposed is returned again after this."""
-_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{GROUP_NAME_CHARS_MAX}}}")
 _AT_ONCE: Final = 0
 
 
@@ -687,7 +680,7 @@ def check_name(name: str) -> None:
     """Raises InvalidGroup."""
     if name.startswith("__"):
         raise InvalidGroup(f"group {name[:80]!r}: names that begin with __ are reserved.")
-    if not _NAME.fullmatch(name):
+    if not GROUP_NAME.fullmatch(name):
         raise InvalidGroup(
             f"group {name[:80]!r}: a name has 1 to {GROUP_NAME_CHARS_MAX} letters, digits, dots,"
             " underscores and hyphens."
@@ -695,27 +688,38 @@ def check_name(name: str) -> None:
 
 
 def _check_heartbeat(beat: Heartbeat) -> None:
-    if len(beat.member_id) != _MEMBER_ID_BYTES:
+    if len(beat.member_id) != MEMBER_ID_BYTES:
         raise InvalidRequest(f"a member id has 16 bytes, not {len(beat.member_id)}.")
     if beat.epoch < LEAVES_FOR_A_WHILE:
         raise InvalidRequest(f"member epoch {beat.epoch}: the lowest is -2.")
     if beat.beat < 0:
         raise InvalidRequest(f"heartbeat {beat.beat}: the first is 0 or more.")
-    if beat.topics is not None and len(beat.topics) > TOPICS_PER_MEMBER_MAX:
+    if beat.topics is not None and len(beat.topics) > GROUP_TOPICS_MAX:
         raise InvalidRequest(
-            f"{len(beat.topics):,} topics, the most of a member are {TOPICS_PER_MEMBER_MAX:,}."
+            f"{len(beat.topics):,} topics, the most of a member are {GROUP_TOPICS_MAX:,}."
         )
-    if beat.owned is not None and len(beat.owned) > OWNED_MAX:
+    if beat.owned is not None and len(beat.owned) > GROUP_PARTITIONS_MAX:
         raise InvalidRequest(
-            f"{len(beat.owned):,} partitions in one heartbeat, the most are {OWNED_MAX:,}."
+            f"{len(beat.owned):,} partitions in one heartbeat, the most are"
+            f" {GROUP_PARTITIONS_MAX:,}."
         )
-    if len(beat.instance_id) > INSTANCE_ID_CHARS_MAX:
+    if len(beat.instance_id) > GROUP_INSTANCE_CHARS_MAX:
         raise InvalidRequest(
             f"an instance id of {len(beat.instance_id)} characters, the most are"
-            f" {INSTANCE_ID_CHARS_MAX}."
+            f" {GROUP_INSTANCE_CHARS_MAX}."
         )
-    _check_timeout("session", beat.session_timeout_ms, SESSION_MS_MIN, SESSION_MS_MAX)
-    _check_timeout("rebalance", beat.rebalance_timeout_ms, REBALANCE_MS_MIN, REBALANCE_MS_MAX)
+    _check_timeout(
+        "session",
+        beat.session_timeout_ms,
+        GROUP_SESSION_TIMEOUT_MS_MIN,
+        GROUP_SESSION_TIMEOUT_MS_MAX,
+    )
+    _check_timeout(
+        "rebalance",
+        beat.rebalance_timeout_ms,
+        GROUP_REBALANCE_TIMEOUT_MS_MIN,
+        GROUP_REBALANCE_TIMEOUT_MS_MAX,
+    )
 
 
 def _check_timeout(name: str, value_ms: int, least_ms: int, most_ms: int) -> None:

@@ -29,6 +29,12 @@ from quiverlog.errors import (
     UnknownMember,
     UnsupportedAssignor,
 )
+from quiverlog.limits import (
+    GROUP_HEARTBEAT_MS_MAX,
+    GROUP_MEMBERS_MAX,
+    GROUP_REBALANCE_TIMEOUT_MS_DEFAULT,
+    GROUP_SESSION_TIMEOUT_MS_DEFAULT,
+)
 from quiverlog.types import Now
 
 from .assignors import ASSIGNORS, UNIFORM
@@ -63,13 +69,9 @@ from .records import (
 from .topics import Topics
 
 __all__ = [
-    "BEAT_MS_MAX",
     "JOINS",
     "LEAVES",
     "LEAVES_FOR_A_WHILE",
-    "MEMBERS_PER_GROUP_MAX",
-    "REBALANCE_MS_DEFAULT",
-    "SESSION_MS_DEFAULT",
     "TARGET_DELAY_MS",
     "Answer",
     "Group",
@@ -81,10 +83,6 @@ __all__ = [
 JOINS: Final = 0
 LEAVES: Final = -1
 LEAVES_FOR_A_WHILE: Final = -2
-MEMBERS_PER_GROUP_MAX: Final = 1_000
-SESSION_MS_DEFAULT: Final = 45_000
-REBALANCE_MS_DEFAULT: Final = 300_000
-BEAT_MS_MAX: Final = 5_000
 BEAT_MS_MIN: Final = 250
 """Between heartbeats of a member that is to get or give up something."""
 TARGET_DELAY_MS: Final = 200
@@ -140,7 +138,7 @@ class Answer(NamedTuple):
     records: list[Record]
     epoch: int
     assignment: tuple[Share, ...] | None = None
-    interval_ms: int = BEAT_MS_MAX
+    interval_ms: int = GROUP_HEARTBEAT_MS_MAX
     may_wait: bool = False
     note: str = ""
 
@@ -488,12 +486,14 @@ class Group:
     def interval_ms(self, member_id: bytes, standing: Standing) -> int:
         """Return how long a member may wait before its next heartbeat."""
         member = self.members.get(member_id)
-        timeout_ms = SESSION_MS_DEFAULT if member is None else member.session_timeout_ms
+        timeout_ms = (
+            GROUP_SESSION_TIMEOUT_MS_DEFAULT if member is None else member.session_timeout_ms
+        )
         is_settled = standing.epoch == self.target_epoch == self.epoch and not standing.revoking
         target = self.targets.get(member_id)
         if is_settled and target is not None:
             is_settled = len(standing.assigned) == sum(len(one.partitions) for one in target.shares)
-        return min(timeout_ms // 3, BEAT_MS_MAX) if is_settled else BEAT_MS_MIN
+        return min(timeout_ms // 3, GROUP_HEARTBEAT_MS_MAX) if is_settled else BEAT_MS_MIN
 
     def _standing(self, member_id: bytes) -> Standing:
         return self.standings.get(member_id) or Standing(0, 0, -1, {}, {})
@@ -527,8 +527,8 @@ class Group:
         if old_id is not None:
             # Its partitions wait for it: no other assignment changes.
             return self._return(beat, old_id, topics, now)
-        if len(self.members) >= MEMBERS_PER_GROUP_MAX:
-            raise GroupFull(f"{self.name!r} has {MEMBERS_PER_GROUP_MAX:,} members, the most.")
+        if len(self.members) >= GROUP_MEMBERS_MAX:
+            raise GroupFull(f"{self.name!r} has {GROUP_MEMBERS_MAX:,} members, the most.")
         # The epoch first, in all such lists: of what is stored in part, the epoch shows it.
         records = [
             self._grown(topics, now, beat=beat),
@@ -724,7 +724,16 @@ def _digest(names: Iterable[str], topics: Topics) -> bytes:
 def _member(beat: Heartbeat, before: Member | None) -> Member:
     """Return the member's row, of a request and of what it leaves as it was."""
     if before is None:
-        before = Member((), "", "", "", "", SESSION_MS_DEFAULT, REBALANCE_MS_DEFAULT, -1)
+        before = Member(
+            (),
+            "",
+            "",
+            "",
+            "",
+            GROUP_SESSION_TIMEOUT_MS_DEFAULT,
+            GROUP_REBALANCE_TIMEOUT_MS_DEFAULT,
+            -1,
+        )
     session_ms, rebalance_ms = beat.session_timeout_ms, beat.rebalance_timeout_ms
     return Member(
         before.topics if beat.topics is None else beat.topics,

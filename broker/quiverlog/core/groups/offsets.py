@@ -23,15 +23,13 @@ from quiverlog.errors import (
     UnknownTopicId,
     UnstableOffsets,
 )
-from quiverlog.limits import KIB
+from quiverlog.limits import GROUP_OFFSETS_MAX
 from quiverlog.types import Now
 
 from .records import Entry, Kind, Offset, Pending, Record, TopicPartition, key_of
 from .topics import Topics
 
 __all__ = [
-    "METADATA_CHARS_MAX",
-    "OFFSETS_PER_GROUP_MAX",
     "PENDING_PER_GROUP_MAX",
     "RESOLVE_AFTER_MS",
     "SETTLED_KEPT_MS",
@@ -42,8 +40,6 @@ __all__ = [
     "Unsettled",
 ]
 
-METADATA_CHARS_MAX: Final = 4 * KIB
-OFFSETS_PER_GROUP_MAX: Final = 100_000
 PENDING_PER_GROUP_MAX: Final = 10_000
 """Transactional ids with a transaction in the group, also settled ones that are remembered."""
 RESOLVE_AFTER_MS: Final = 5_000
@@ -138,7 +134,7 @@ class Offsets:
     ) -> Committing:
         records: list[Record] = []
         errors: list[QuiverlogError | None] = []
-        room = OFFSETS_PER_GROUP_MAX - len(self.committed)
+        room = GROUP_OFFSETS_MAX - len(self.committed)
         for one in entries:
             partition = one.topic_id, one.partition
             error = _check_entry(one, topics) or check(partition) or self._unstable(partition)
@@ -244,7 +240,7 @@ class Offsets:
 
     def _check_all(self, tid: str, entries: Sequence[Entry], check: Check, topics: Topics) -> None:
         fresh = len({(one.topic_id, one.partition) for one in entries} - self.committed.keys())
-        if len(self.committed) + len(self._pending_of) + fresh > OFFSETS_PER_GROUP_MAX:
+        if len(self.committed) + len(self._pending_of) + fresh > GROUP_OFFSETS_MAX:
             raise _no_room(self._group)
         if tid not in self.pending and len(self.pending) >= PENDING_PER_GROUP_MAX:
             raise GroupFull(
@@ -325,10 +321,6 @@ class Offsets:
 def _check_entry(one: Entry, topics: Topics) -> QuiverlogError | None:
     if one.offset < 0:
         return InvalidRequest(f"offset {one.offset} of partition {one.partition} is below 0.")
-    if len(one.metadata) > METADATA_CHARS_MAX:
-        return InvalidRequest(
-            f"metadata has {len(one.metadata):,} characters, the most are {METADATA_CHARS_MAX:,}."
-        )
     count = topics.partitions(one.topic_id)
     if not count:
         return UnknownTopicId(f"there is no topic with the id {one.topic_id.hex()}.")
@@ -348,4 +340,4 @@ def _check_newer(tid: str, before: Pending, place: tuple[int, int, int]) -> None
 
 
 def _no_room(group: str) -> QuiverlogError:
-    return GroupFull(f"{group!r} has offsets of {OFFSETS_PER_GROUP_MAX:,} partitions, the most.")
+    return GroupFull(f"{group!r} has offsets of {GROUP_OFFSETS_MAX:,} partitions, the most.")

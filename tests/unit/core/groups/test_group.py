@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 
-from quiverlog.core.groups.coordinator import (
-    INSTANCE_ID_CHARS_MAX,
-    OWNED_MAX,
-    SESSION_MS_MAX,
-    SESSION_MS_MIN,
-    TOPICS_PER_MEMBER_MAX,
-)
-from quiverlog.core.groups.group import MEMBERS_PER_GROUP_MAX, GroupState, Heartbeat
+from quiverlog.core.groups.group import GroupState, Heartbeat
 from quiverlog.core.groups.reconcile import MemberState
 from quiverlog.core.groups.records import Kind, Record
 from quiverlog.errors import (
@@ -26,6 +19,14 @@ from quiverlog.errors import (
     ThrottledBroker,
     UnknownMember,
     UnsupportedAssignor,
+)
+from quiverlog.limits import (
+    GROUP_INSTANCE_CHARS_MAX,
+    GROUP_MEMBERS_MAX,
+    GROUP_PARTITIONS_MAX,
+    GROUP_SESSION_TIMEOUT_MS_MAX,
+    GROUP_SESSION_TIMEOUT_MS_MIN,
+    GROUP_TOPICS_MAX,
 )
 from tests.support.group_core import A, B, GroupDriver, id_of, offered
 
@@ -198,14 +199,14 @@ def test_partitions_that_it_was_never_given_are_ignored() -> None:
         ({"member_id": b"x" * 15}, InvalidRequest),
         ({"member_id": b"x" * 17}, InvalidRequest),
         ({"topics": None}, InvalidRequest),
-        ({"topics": ("t",) * (TOPICS_PER_MEMBER_MAX + 1)}, InvalidRequest),
-        ({"owned": frozenset((A, one) for one in range(OWNED_MAX + 1))}, InvalidRequest),
-        ({"session_timeout_ms": SESSION_MS_MIN - 1}, InvalidRequest),
-        ({"session_timeout_ms": SESSION_MS_MAX + 1}, InvalidRequest),
+        ({"topics": ("t",) * (GROUP_TOPICS_MAX + 1)}, InvalidRequest),
+        ({"owned": frozenset((A, one) for one in range(GROUP_PARTITIONS_MAX + 1))}, InvalidRequest),
+        ({"session_timeout_ms": GROUP_SESSION_TIMEOUT_MS_MIN - 1}, InvalidRequest),
+        ({"session_timeout_ms": GROUP_SESSION_TIMEOUT_MS_MAX + 1}, InvalidRequest),
         ({"session_timeout_ms": 0}, InvalidRequest),
         ({"rebalance_timeout_ms": 999}, InvalidRequest),
         ({"rebalance_timeout_ms": 3_600_001}, InvalidRequest),
-        ({"instance_id": "i" * (INSTANCE_ID_CHARS_MAX + 1)}, InvalidRequest),
+        ({"instance_id": "i" * (GROUP_INSTANCE_CHARS_MAX + 1)}, InvalidRequest),
         ({"beat": -1}, InvalidRequest),
         ({"epoch": -3}, InvalidRequest),
         ({"epoch": 1}, UnknownMember),
@@ -224,14 +225,14 @@ def test_bad_heartbeats(fields: dict[str, Any], error: type[QuiverlogError]) -> 
     "fields",
     [
         {"group": "x" * 255},
-        {"topics": ("t",) * TOPICS_PER_MEMBER_MAX},
+        {"topics": ("t",) * GROUP_TOPICS_MAX},
         {"topics": ()},
-        {"owned": frozenset((A, one) for one in range(OWNED_MAX))},
-        {"session_timeout_ms": SESSION_MS_MIN},
-        {"session_timeout_ms": SESSION_MS_MAX},
+        {"owned": frozenset((A, one) for one in range(GROUP_PARTITIONS_MAX))},
+        {"session_timeout_ms": GROUP_SESSION_TIMEOUT_MS_MIN},
+        {"session_timeout_ms": GROUP_SESSION_TIMEOUT_MS_MAX},
         {"rebalance_timeout_ms": 1_000},
         {"rebalance_timeout_ms": 3_600_000},
-        {"instance_id": "i" * INSTANCE_ID_CHARS_MAX},
+        {"instance_id": "i" * GROUP_INSTANCE_CHARS_MAX},
         {"assignor": "range"},
     ],
 )
@@ -255,12 +256,12 @@ def test_members_of_a_group_take_one_assignor() -> None:
 
 def test_the_group_is_full() -> None:
     driver = GroupDriver()
-    for number in range(1, MEMBERS_PER_GROUP_MAX + 1):
+    for number in range(1, GROUP_MEMBERS_MAX + 1):
         driver.beat(number, topics=())
     with pytest.raises(GroupFull, match="1,000 members"):
-        driver.beat(MEMBERS_PER_GROUP_MAX + 1, topics=())
+        driver.beat(GROUP_MEMBERS_MAX + 1, topics=())
     driver.beat(1, -1)
-    driver.beat(MEMBERS_PER_GROUP_MAX + 1, topics=())
+    driver.beat(GROUP_MEMBERS_MAX + 1, topics=())
 
 
 def test_a_member_that_leaves_is_gone_and_its_late_heartbeats_do_not_join_again() -> None:

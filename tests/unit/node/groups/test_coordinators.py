@@ -227,7 +227,7 @@ def test_the_name_of_a_group(node: GroupDriver, name: str) -> None:
 def test_the_most_members_of_a_group(node: GroupDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     from quiverlog.core.groups import group as core
 
-    monkeypatch.setattr(core, "MEMBERS_PER_GROUP_MAX", 2)
+    monkeypatch.setattr(core, "GROUP_MEMBERS_MAX", 2)
     node.member(1)
     assert not Played(node, 2).beat().error_code
     refused(Played(node, 3).beat(), GroupFull)
