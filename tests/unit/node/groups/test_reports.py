@@ -10,6 +10,7 @@ import pytest
 from quiverlog.core.groups.coordinator import OBSERVED_WRITTEN_MS, OBSERVERS_PER_GROUP_MAX
 from quiverlog.errors import GroupFull, InvalidGroup, InvalidRequest
 from quiverlog.limits import GROUP_PARTITIONS_MAX, GROUP_TITLE_CHARS_MAX
+from quiverlog.node.apis import groups as module
 from quiverlog.wire import group_messages as g
 from tests.support.groups import GroupDriver, commit_of, refused
 
@@ -127,3 +128,14 @@ def test_a_title_alone_leaves_the_position(node: GroupDriver) -> None:
     found = described(node)
     assert [(one.title, one.rows_per_s) for one in found.members] == [("late, micro-batch 7", 5)]
     assert [one.offset for one in found.offsets] == [8]
+
+
+def test_positions_come_in_pages(node: GroupDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    report(node, offsets={0: 7, 1: 8, 2: 9, 3: 10})
+    monkeypatch.setattr(module, "_PAGE_OFFSETS", 3)
+    first = node.done(g.DescribeGroupsRequest(groups=["q"]))
+    second = node.done(g.DescribeGroupsRequest(groups=["q"], page=first.next_page))
+    assert (bool(first.next_page), second.next_page) == (True, b"")
+    found = [[one.offset for one in answer.groups[0].offsets] for answer in (first, second)]
+    assert found == [[7, 8, 9], [10]]
+    assert [len(answer.groups[0].members) for answer in (first, second)] == [1, 0]
