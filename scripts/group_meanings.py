@@ -74,6 +74,8 @@ GROUPS: Final[dict[str, str]] = {
     "ReportProgressRequest.positions": "where its next micro-batch begins, each partition once",
     "ReportProgressRequest.reporter": "16 random bytes of a query's run: two of"
     " one name are two members",
+    "ReportProgressResponse.reporter_count": "queries that have reported under the name within a"
+    " minute",
     "ReportProgressRequest.rows_per_s": "by the query's last trigger",
     "ReportedPosition.leader_epoch": "leader epoch of the row before `next_offset`; -1: not known",
     "title": "for people: the query's name, its micro-batch",

@@ -49,8 +49,11 @@ def reporter_of(query_id: str) -> bytes:
 
 def report(
     where: pool.Endpoint, offset: SourceOffset, *, title: str = "", rows_per_s: int = 0
-) -> None:
-    """Send one report. With a title it is that alone, and the position stays as it was reported."""
+) -> int:
+    """Send one report. With a title it is that alone, and the position stays as it was reported.
+
+    Returns how many queries report under the name.
+    """
     from quiverlog.client.admin.groups import ask_coordinator
     from quiverlog.wire.group_messages import (
         ReportedPosition,
@@ -75,7 +78,7 @@ def report(
     asked = ask_coordinator(
         client.cluster, request.group, request, ReportProgressResponse, makes=True
     )
-    client.run(asked)
+    return client.run(asked).reporter_count
 
 
 class ProgressReporter:
@@ -87,6 +90,7 @@ class ProgressReporter:
         self._next: SourceOffset | None = None
         self._thread: threading.Thread | None = None
         self._ended = False
+        self._has_warned = False
 
     def moved(self, start: Mapping[str, Any] | None) -> None:
         """Take a start that Spark brings: what lies before it is done."""
@@ -120,7 +124,7 @@ class ProgressReporter:
             rows_per_s = round(rows / max(now_s - sent_s, REPORT_EVERY_S))
             pause_s = REPORT_EVERY_S
             try:
-                self._report(offset, rows_per_s)
+                self._warn_of_others(offset, self._report(offset, rows_per_s))
                 sent, sent_s = offset, now_s
             except (InvalidGroup, NotAuthorized) as error:
                 logger.warning("the query is not shown as a group: %s", error)
@@ -135,8 +139,17 @@ class ProgressReporter:
                 pause_s = AFTER_FAILURE_S
             time.sleep(pause_s)
 
-    def _report(self, offset: SourceOffset, rows_per_s: int) -> None:
-        report(pool.endpoint(self._options), offset, rows_per_s=rows_per_s)
+    def _report(self, offset: SourceOffset, rows_per_s: int) -> int:
+        return report(pool.endpoint(self._options), offset, rows_per_s=rows_per_s)
+
+    def _warn_of_others(self, offset: SourceOffset, count: int) -> None:
+        if count > 1 and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%d queries have the groupId %r, and are shown as that many members",
+                count,
+                group_of(offset),
+            )
 
 
 def _rows_between(before: SourceOffset, after: SourceOffset) -> int:

@@ -549,3 +549,4 @@ class ReportProgressRequest(Request, array_like=True, gc=False):
 class ReportProgressResponse(Response, array_like=True, gc=False):
     API: ClassVar[Api] = Api.REPORT_PROGRESS
     controller: BrokerEndpoint | None = None
+    reporter_count: UInt31 = 0

@@ -38,15 +38,17 @@ class Reports(ProgressReporter):
         self.sent: list[tuple[int, int]] = []
         self.error: QuiverlogError | None = None
         self.tries = 0
+        self.count = 1
         self.held = threading.Event()
         self.held.set()
 
-    def _report(self, offset: Any, rows_per_s: int) -> None:
+    def _report(self, offset: Any, rows_per_s: int) -> int:
         self.tries += 1
         self.held.wait(10)
         if self.error is not None:
             raise self.error
         self.sent.append((offset.topics["t"].partitions[0].offset, rows_per_s))
+        return self.count
 
 
 @pytest.fixture
@@ -110,6 +112,20 @@ def test_a_report_that_failed_is_followed_by_the_next(reports: Callable[..., Rep
     one.error = None
     until(lambda: bool(one.sent), "it is reported")
     assert one.sent[0] == (3, 0)
+
+
+def test_a_second_query_of_the_name_is_warned_of_once(
+    reports: Callable[..., Reports], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = reports()
+    for offset, count in ((1, 1), (2, 2), (3, 3)):
+        one.count = count
+        one.moved(start(offset, _group="late"))
+        until(lambda offset=offset: [at for at, _ in one.sent][-1:] == [offset], "reported")
+        until(lambda offset=offset: len(caplog.records) == (offset > 1), "warned, once")
+    assert caplog.messages == [
+        "2 queries have the groupId 'late', and are shown as that many members"
+    ]
 
 
 @pytest.mark.parametrize("data", [None, {}, {"v": 1, "topics": {}}, {"v": 9, "_id": "5eed0f00"}])

@@ -75,6 +75,8 @@ EMPTY_KEPT_MS: Final = 600_000
 """A group without members and offsets."""
 OBSERVED_WRITTEN_MS: Final = 10_000
 OBSERVERS_PER_GROUP_MAX: Final = 16
+REPORTING_MS: Final = 60_000
+"""A query that has reported since then still runs."""
 LEFT_REMEMBERED: Final = 1_000
 """Members that are gone, whose late heartbeats do not join again."""
 SWEEP_ROWS: Final = 1_000
@@ -592,6 +594,11 @@ class Coordinator:
             records.append(Record(Kind.OBSERVED, name, reporter, row))
         self._adopt(group, records)
         return records
+
+    def reporter_count(self, name: str, now: Now) -> int:
+        """Return how many queries have reported under a name within `REPORTING_MS`."""
+        since_us = now.wall_us - REPORTING_MS * 1000
+        return sum(one.now_us > since_us for one in self.groups[name].reports.values())
 
     # --- what goes -----------------------------------------------------------------------------
     def sweep(self, topics: Topics, now: Now, retention_ms: int) -> list[Record]:

@@ -627,7 +627,7 @@ def handle_report_progress(broker: Broker, call: Call) -> Steps:
         for one in request.positions
         if _sees(broker, rights, one.topic_id)
     ]
-    broker.groups.report(
+    count = broker.groups.report(
         call, request.group, request.reporter, request.title, positions, request.rows_per_s
     )
-    return g.ReportProgressResponse()
+    return g.ReportProgressResponse(reporter_count=count)

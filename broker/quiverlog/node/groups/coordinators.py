@@ -464,12 +464,15 @@ class GroupCoordinators:
         title: str,
         positions: Sequence[Position],
         rows_per_s: float,
-    ) -> None:
-        """Take where a Spark query reads; nothing waits until it is stored. Raises as
-        `Coordinator.report`."""
+    ) -> int:
+        """Take where a Spark query reads; nothing waits until it is stored.
+
+        Returns how many queries report under the name. Raises as `Coordinator.report`.
+        """
         hosted, machine = self.ask(group)
         records = machine.report(group, reporter, title, positions, rows_per_s, call.now)
         self._record(hosted, records, call.now, at_leisure=True)
+        return machine.reporter_count(group, call.now)
 
     def delete(self, call: Call, group: str) -> Generator[Wait, object, None]:
         """Raises as `Coordinator.delete`."""

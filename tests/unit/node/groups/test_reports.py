@@ -45,9 +45,9 @@ def described(node: GroupDriver, group: str = "q") -> Any:
 
 
 def test_two_queries_of_one_name_are_shown_as_two_members(node: GroupDriver) -> None:
-    assert not report(node).error_code
+    assert report(node).reporter_count == 1
     node.pass_ms(2_000)
-    assert not report(node, OTHER, offsets={0: 4}, title="again").error_code
+    assert report(node, OTHER, offsets={0: 4}, title="again").reporter_count == 2
     found = described(node)
     assert (found.type, found.state) == (g.GroupType.OBSERVER, g.GroupState.EMPTY)
     shown = [(one.member_id, one.title, one.rows_per_s, one.silent_ms) for one in found.members]
@@ -139,3 +139,11 @@ def test_positions_come_in_pages(node: GroupDriver, monkeypatch: pytest.MonkeyPa
     found = [[one.offset for one in answer.groups[0].offsets] for answer in (first, second)]
     assert found == [[7, 8, 9], [10]]
     assert [len(answer.groups[0].members) for answer in (first, second)] == [1, 0]
+
+
+def test_a_query_that_is_silent_for_a_minute_is_not_counted(node: GroupDriver) -> None:
+    report(node)
+    node.pass_ms(59_999)
+    assert report(node, OTHER).reporter_count == 2
+    node.pass_ms(1)
+    assert report(node, OTHER).reporter_count == 1
