@@ -6,6 +6,7 @@ which nothing was tested is a failure. Not here: any test by name.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import importlib
@@ -15,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -24,9 +24,6 @@ import uvloop
 from tests.support.broker import BrokerProcess
 from tests.support.once import RESULTS_VARIABLE
 from tests.support.places import directory_on_disk
-
-if TYPE_CHECKING:
-    import asyncio
 
 # Programs that tests start buffer their output, as at a user's: with this variable set a developer
 # would not see what is left to the interpreter's end.
@@ -60,6 +57,9 @@ os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 def pytest_configure(config: pytest.Config) -> None:
     """Before the processes of a run begin, which have the place of shared results from here."""
     BrokerProcess.forks = True
+    # pytest-asyncio asks for the current loop before it sets its own. One would be made then, which
+    # nobody closes: some later test, of another module, failed by the warning.
+    asyncio.set_event_loop(None)
     if not hasattr(config, "workerinput"):
         results = tempfile.mkdtemp(prefix="quiverlog-results-")
         os.environ[RESULTS_VARIABLE] = results

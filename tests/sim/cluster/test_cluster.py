@@ -32,7 +32,7 @@ _FRESH_SEEDS = 1
 _DURATION_MS = 3_000
 _FRESH_MS = 3_000
 """Longer fresh ones fail now and then: tests/sim/README.md lists what is open."""
-_HUNT_SEEDS = 6
+_HUNT_SEEDS = 10
 _DRAWN_SEEDS = 12
 _HUNT_MS = 3_000
 _LONG_HUNT_MS = 6_000
