@@ -351,7 +351,7 @@ def test_a_secret_is_replaced_under_load(tmp_path: Path) -> None:
 
 
 def doctor(cluster: Secrets) -> list[str]:
-    """What it says of secrets."""
+    """What it shows of secrets."""
     command = [sys.executable, "-m", "quiverlog", "doctor", "--no-spark", "--format", "json"]
     done = subprocess.run(
         [*command, "-b", cluster.bootstrap], capture_output=True, text=True, timeout=90, check=False

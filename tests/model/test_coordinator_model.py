@@ -114,7 +114,7 @@ BUGS: dict[str, Mutation] = {
 
 
 class World:
-    """One coordinator that leads, and some that have led and do not know that it is over.
+    """One coordinator that leads, and some that have led and go on as if they did.
 
     `waiting`: answers that rest on what is proposed: made when that is safe, else thrown away.
     """

@@ -45,7 +45,7 @@ class Life(Program):
         return self.rng.choice(choices) * self._scale
 
     def die(self) -> None:
-        """End here, with nothing said to any broker."""
+        """End here, without a message to any broker."""
         self.is_dead = True
         self.loop.die()
 
