@@ -102,28 +102,16 @@ def import_a_share(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # Before `-m` and `-k` choose.
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those that take ten seconds begin first: none is to be left when other processes have ended.
 
     They also stay in the process that began with them, which has their simulated results.
     """
-    mark_long_cases(items, whole_files=not any("::" in arg for arg in config.args))
-    items.sort(key=lambda item: item.get_closest_marker("first") is None)
-
-
-def mark_long_cases(items: list[pytest.Item], *, whole_files: bool) -> None:
-    """Mark what `LONG_CASES` lists; fail for one that no longer exists in a file that is here."""
-    lines = LONG_CASES.read_text().splitlines()
-    listed = {line for line in lines if not line.startswith("#")}
+    listed = set(LONG_CASES.read_text().splitlines())
     for item in items:
         if item.nodeid in listed:
             item.add_marker(pytest.mark.long)
-    if whole_files:
-        files = {item.nodeid.partition("::")[0] for item in items}
-        there = {item.nodeid for item in items}
-        gone = sorted(one for one in listed - there if one.partition("::")[0] in files)
-        if gone:
-            raise pytest.UsageError(f"{LONG_CASES.name} lists tests that are not there: {gone}")
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

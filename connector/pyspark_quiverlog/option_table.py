@@ -306,6 +306,17 @@ _SETTINGS: Final = (
         attribute="group_id",
     ),
     Setting(
+        "reportProgress",
+        Kind.OTHER,
+        "true",
+        "Show the query beside the groups; the first one of a cluster has the topic `__groups` "
+        "made.",
+        read=parse_boolean,
+        label="boolean",
+        where=Use.STREAM_READ,
+        attribute="report_progress",
+    ),
+    Setting(
         "failOnDataLoss",
         Kind.OTHER,
         "true",

@@ -75,6 +75,7 @@ class ReadOptions:
     min_rows_per_task: int
     driver_read_rows: int
     group_id: str | None
+    report_progress: bool
     fail_on_data_loss: bool
     fail_on_corrupt_data: bool
     columns: tuple[str, ...] | None

@@ -50,7 +50,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
             view.refresh()
             check_query_schema(view, self._splits.normalizer())
             self._planner = StreamPlanner(view)
-            self._progress = ProgressReporter(self._options)
+            if self._options.report_progress:
+                self._progress = ProgressReporter(self._options)
             if DriverRead.is_wanted(self._options):
                 self._driver_read = DriverRead(self._options, self._splits.read)
         return self._planner

@@ -165,6 +165,8 @@ class Beside:
         source = self._spark.readStream.format("quiverlog").options(
             **{"bootstrap.servers": self._bootstrap, "startingOffsets": "earliest"},
             includeMetadata="true",
+            # The page counts partitions, and its cluster has no groups.
+            reportProgress="false",
         )
         query = (
             source.option("subscribe", topic)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -132,3 +133,18 @@ def test_long_tests_that_are_left_out_are_counted(
     assert "1 passed" in done.stdout, done.stdout
     assert (tmp_path / "left").exists() is counts
     assert not counts or (tmp_path / "left").read_text() == "1"
+
+
+def test_the_long_cases_are_there() -> None:
+    """By file and name; what a test is given is seen when it is collected."""
+    lines = (ROOT / "tests" / "long_cases.txt").read_text().splitlines()
+    gone = []
+    for line in lines:
+        if not line.startswith("#"):
+            # The first name alone: methods may be those of a base class elsewhere.
+            file, name, *_ = line.partition("[")[0].split("::")
+            text = (ROOT / file).read_text() if (ROOT / file).exists() else ""
+            if not re.search(rf"(def|class) {name}\b", text):
+                gone.append(line)
+    assert gone == []
+    assert lines[2:] == sorted(set(lines[2:]))
