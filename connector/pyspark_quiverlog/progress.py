@@ -119,6 +119,7 @@ class ProgressReporter:
                 while self._next is None or self._next == sent:
                     self._news.wait()
                 offset = self._next
+            assert offset.query_id, "only positions with an id are taken"
             now_s = time.monotonic()
             rows = 0 if sent is None else _rows_between(sent, offset)
             rows_per_s = round(rows / max(now_s - sent_s, REPORT_EVERY_S))
@@ -145,6 +146,7 @@ class ProgressReporter:
     def _warn_of_others(self, offset: SourceOffset, count: int) -> None:
         if count > 1 and not self._has_warned:
             self._has_warned = True
+            assert not self._ended, "what has ended reports no more"
             logger.warning(
                 "%d queries have the groupId %r, and are shown as that many members",
                 count,
