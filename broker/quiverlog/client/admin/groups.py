@@ -1,7 +1,5 @@
 """Groups: what their coordinators have of them, how far they lag behind, and what an operator does
 about one.
-
-The leader of partition `crc32c(group) % partitions` of `__groups` coordinates a group.
 """
 
 from __future__ import annotations
@@ -14,27 +12,25 @@ from typing import Final, Literal, TypeVar, get_args
 
 from msgspec.structs import replace
 
-from quiverlog.batch.checksum import crc32c
 from quiverlog.client.base.arguments import shown
 from quiverlog.client.base.commands import Operation
 from quiverlog.client.base.results import moment
 from quiverlog.client.cluster.each_broker import ask_each_broker
-from quiverlog.client.cluster.metadata import check
+from quiverlog.client.cluster.group_coordinator import ask_once
 from quiverlog.client.cluster.partition_questions import (
     describe_ranges,
     offsets_with_epochs,
     raise_for,
 )
-from quiverlog.client.cluster.routing import Cluster, answers_of_leaders
+from quiverlog.client.cluster.routing import Cluster
 from quiverlog.errors import (
-    CoordinatorNotReady,
     InvalidArgument,
     InvalidGroup,
     QuiverlogError,
     UnknownTopic,
     error_from_code,
 )
-from quiverlog.types import EARLIEST, GROUPS_TOPIC, LATEST, TopicPartition
+from quiverlog.types import EARLIEST, LATEST, TopicPartition
 from quiverlog.wire import messages as m
 from quiverlog.wire.group_messages import (
     OFFSETS_PER_REQUEST_MAX,
@@ -179,21 +175,7 @@ def ask_coordinator(
     missing; else raises UnknownTopic."""
 
     def attempt() -> Operation[T]:
-        try:
-            topic = yield from cluster.topic(GROUPS_TOPIC)
-        except UnknownTopic:
-            if not makes:
-                raise
-            yield from cluster.call_controller(request)
-            raise CoordinatorNotReady("the topic of groups is being made.") from None
-        place = TopicPartition(GROUPS_TOPIC, crc32c(group.encode()) % len(topic.partitions))
-        call = cluster.call(cluster.leader_address(topic, place.partition), request)
-        (answer,) = yield from answers_of_leaders(cluster, [(call, [place])], 0)
-        if isinstance(answer, QuiverlogError):
-            raise answer
-        check(answer.response)
-        assert isinstance(answer.response, kind)
-        return answer.response
+        return (yield from ask_once(cluster, group, request, kind, makes=makes))
 
     return (yield from cluster.retrying(attempt))
 

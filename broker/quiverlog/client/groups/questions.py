@@ -1,8 +1,4 @@
-"""What a client asks the coordinator of a group: heartbeats, commits, committed offsets.
-
-The leader of partition `crc32c(group) % partitions` of `__groups` coordinates a group. Where that
-topic does not exist yet, the controller is asked, which makes it for a heartbeat or a commit.
-"""
+"""What a client asks the coordinator of a group: heartbeats, commits, committed offsets."""
 
 from __future__ import annotations
 
@@ -10,13 +6,11 @@ import re
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
-from quiverlog.batch.checksum import crc32c
-from quiverlog.client.base.commands import Call, Operation
-from quiverlog.client.cluster.metadata import check
-from quiverlog.client.cluster.routing import Cluster, answers_of_leaders
+from quiverlog.client.base.commands import Operation
+from quiverlog.client.cluster.group_coordinator import ask_once
+from quiverlog.client.cluster.routing import Cluster
 from quiverlog.client.consumer.positions import PartitionKey
-from quiverlog.errors import QuiverlogError, UnknownTopic, UnknownTopicId, error_from_code
-from quiverlog.types import GROUPS_TOPIC, TopicPartition
+from quiverlog.errors import UnknownTopicId, error_from_code
 from quiverlog.wire import group_messages as g
 from quiverlog.wire import messages as m
 
@@ -41,25 +35,7 @@ def ask_coordinator(
     cluster: Cluster, group: str, request: m.Request, kind: type[T], wait_s: float = 0.0
 ) -> Operation[T]:
     """Send a request; the answer may be held back for `wait_s`. No retry."""
-    try:
-        topic = yield from cluster.topic(GROUPS_TOPIC)
-    except UnknownTopic:
-        reply = yield from cluster.call_controller(request)
-        # Made meanwhile: the next try looks for it.
-        cluster.invalidate_topics()
-        check(reply.response)
-        assert isinstance(reply.response, kind)
-        return reply.response
-    place = TopicPartition(GROUPS_TOPIC, crc32c(group.encode()) % len(topic.partitions))
-    address = cluster.leader_address(topic, place.partition)
-    timeout_s = cluster.settings.request_timeout_s + wait_s
-    call = Call(address, request, timeout_s, channel=CHANNEL)
-    (answer,) = yield from answers_of_leaders(cluster, [(call, [place])], wait_s)
-    if isinstance(answer, QuiverlogError):
-        raise answer
-    check(answer.response)
-    assert isinstance(answer.response, kind)
-    return answer.response
+    return (yield from ask_once(cluster, group, request, kind, held_s=wait_s, channel=CHANNEL))
 
 
 def fetch_offsets(
