@@ -57,8 +57,8 @@ os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 def pytest_configure(config: pytest.Config) -> None:
     """Before the processes of a run begin, which have the place of shared results from here."""
     BrokerProcess.forks = True
-    # pytest-asyncio asks for the current loop before it sets its own. One would be made then, which
-    # nobody closes: some later test, of another module, failed by the warning.
+    # pytest-asyncio asks for the current loop before it sets its own. One would be made then that
+    # no code closes: a later test, of another module, failed by the warning.
     asyncio.set_event_loop(None)
     if not hasattr(config, "workerinput"):
         results = tempfile.mkdtemp(prefix="quiverlog-results-")
